@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.against.test_check import MISTAKES, MODELS, against_theirs, replaced
 from tests.looping import for_each
 
 from transparity_conformance.against.edits.edit import At, Edit
+from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.against.edits.numbers import _slices
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.program import record_program
@@ -111,3 +113,10 @@ def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_
     )
     found = [explanation(True, [1]), explanation(False, [1, 2])]
     assert EditSearch._ranked(search, found)[0].after is right
+
+
+def test_another_epsilon_is_not_called_a_cap() -> None:
+    """For small x, c · tanh(x / c) and 1 / √(1 / x² + ε) both equal x minus a multiple of x³."""
+    sizes = np.linspace(0.1, 6.0, 50)
+    assert _fitted_cap(sizes, np.sort(1 / np.sqrt(sizes**-2 + 3e-5))) is None
+    assert _fitted_cap(sizes, 30 * np.tanh(sizes / 30)) == 30

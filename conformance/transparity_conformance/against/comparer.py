@@ -7,6 +7,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -129,6 +130,11 @@ class Comparer:
         maker = self.program.maker
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
+
+    def codes(self, now: Comparison, operation: int) -> set[Any]:
+        """Return the code of each function that the reference runs to compute the value of a port's operation."""
+        makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
+        return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
         """Return the reference's unmatched steps whose results affect no matched value."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
-from transparity_conformance.against.edits.edit import Edit, behind_views
+from transparity_conformance.against.edits.edit import Edit, behind_views, common_place
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.operation import Source
@@ -167,14 +167,39 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report: the first operation that the edit explains, if possible."""
-        after = found.after
+        """Return the port's operation to report, usually the first operation that the edit explains. If the edit leaves
+        out a step, return the operation that computes the step's input. If the edit explains no operation, return the
+        first operation that only the port has, and on which the next explained value depends."""
+        comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
         explained = set(now.lost) - set(after.lost)
         shown = [index for index in port if index in explained] or [*port[:1], -1][:1]
         first = next((index for index in shown if index in after.matched), shown[0])
-        return first % len(self.comparer.port.operations)
+        if first not in after.matched:
+            names = {comparer.program.steps[number].name for number in comparer.missing(now)}
+            operations, readers = comparer.port.operations, comparer.port.readers
+            later = ancestors([first], lambda each: readers.get(each, ()))
+            given = sorted(later & explained & after.matched.keys())[:1]
+            before = ancestors(given, lambda each: operations[each].inputs) if given else explained
+            unlike = sorted(each for each in explained & before if operations[each].name not in names)
+            is_content = found.step.output in comparer.flow.passes
+            of_content = (index for index in unlike if is_content and self._reads_content(index, now))
+            return next(of_content, next(iter(unlike), first % len(operations)))
+        if found.edit.kind != "left out":
+            return first
+        # If a function leaves out its last step, it returns this step's input. Report the operation that computes the
+        # input.
+        left_out = common_place(found.edit.steps(comparer.at(found.step.number)))
+        behind = comparer.codes(after, first)
+        givers = (index for index in comparer.port.operations[first].inputs if index in now.matched)
+        in_function = (index for index in givers if left_out and left_out[0] in comparer.codes(now, index) - behind)
+        return next(in_function, first)
+
+    def _reads_content(self, operation: int, now: Comparison) -> bool:
+        """Return whether an operation reads a value that depends on the main input, unlike masks and tables."""
+        given = self.comparer.port.operations[operation].inputs
+        return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
         """Drop each departure that is not needed to explain the answer; if necessary, change the other edits."""

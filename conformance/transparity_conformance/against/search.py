@@ -16,7 +16,7 @@ from transparity_conformance import work
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
-from transparity_conformance.against.edits.fitted import other_numbers, scales
+from transparity_conformance.against.edits.fitted import limits, other_numbers, scales, softcaps
 from transparity_conformance.against.edits.numbers import numbers, roundings, tables
 from transparity_conformance.against.edits.operands import functions, operands
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
@@ -30,6 +30,7 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 SIMPLE: tuple[Maker, ...] = (
     numbers,
     other_numbers,
+    softcaps,
     functions,
     operands_alone,
     segments,
@@ -43,7 +44,7 @@ SIMPLE: tuple[Maker, ...] = (
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
 """Functions that yield edits of constant tables. These edits are tried first, because few steps read such a table."""
 
-LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
+LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
 
 LAG = 2
@@ -52,7 +53,7 @@ search ends at once after a simple edit with which the answers agree. Otherwise,
 denied, the search continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
-"""After an explanation with at least this rank, such as a fitted scale or swapped segments, the search looks for a
+"""After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
 simpler edit."""
 
 MEASURED = 3

@@ -1,4 +1,4 @@
-"""Edits that scale or shift a result, or pass another number, with numbers fitted to a value of the port."""
+"""Edits that scale, shift, limit or cap a result, with numbers fitted to a value of the port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance import work
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, result_of, short
 from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
-from transparity_conformance.listening.program import Values
+from transparity_conformance.listening.program import Change, Values
 from transparity_conformance.matching.values import fingerprint, numbers_of
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
@@ -85,6 +85,78 @@ def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> It
                 found = _bisected(functools.partial(is_on, is_below), low, high)
                 allowed = RULES["float32"].budget(0, epsilon("float32"), wanted)
                 yield next((number for number in _shortened(found) if abs(mean(number) - wanted) <= allowed), found)
+
+
+def limits(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that clip a result, or change a step's limits, to the range of an unmatched value of the port."""
+    is_limited = short(at.step) in ("clamp", "clamp_min", "clamp_max", "clip")
+    ours = _fingerprint_of(context.values, at.step.inputs[0] if is_limited else at.step.output)
+    if ours is None:
+        return
+    for theirs in context.wanted:
+        if ours.size == theirs.size and _is_plain(theirs) and (ends := _cut_ends(ours, theirs)) != (None, None):
+            where = f"the operand of `{short(at.step)}` in `{at.line}`" if is_limited else result_of(at.step)
+            words = [f"at {end} {x:.6g}" for end, x in zip(("least", "most"), ends, strict=True) if x is not None]
+            change = functools.partial(_limited, low=ends[0], high=ends[1], again=is_limited)
+            yield Edit("limits", f"limits {where} to {' and '.join(words)}", change, rank=3)
+
+
+def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
+    """Return the lower and upper limits to which the port clips elements, or None for no limit. Both arrays are sorted.
+    A number is a limit if several elements of `theirs` equal it, and some elements of `ours` are beyond it."""
+    low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
+    return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
+
+
+def _limited(at: At, low: float | None, high: float | None, again: bool) -> Change:
+    if again:
+        return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
+    return at.with_result(lambda x: x.clamp(low, high))
+
+
+def softcaps(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that apply c · tanh(x / c) to a result; c is fitted to a value of the port."""
+    ours = _fingerprint_of(context.values, at.step.output)
+    if ours is None or not _is_plain(ours):
+        return
+    steps, readers = at.program.steps, at.program.readers_of
+    if any(short(steps[later]) == "tanh" for reader in readers(at.step.number) for later in readers(reader)):
+        return  # the reference has a softcap, too; only its numbers may differ
+    fitted = (_fitted_cap(ours, theirs) for theirs in context.prints)
+    for cap in dict.fromkeys(each for each in fitted if each is not None):
+        change = lambda x, cap=cap: cap * (x / cap).tanh()
+        says = f"applies {cap:.6g} · tanh(x / {cap:.6g}) to {result_of(at.step)}"
+        yield Edit("softcap", says, functools.partial(At.with_result, change=change), rank=3)
+
+
+def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
+    """Solve c · tanh(ours / c) = theirs for c, where both arrays are sorted; return None without a solution."""
+    if ours.size != theirs.size:
+        return None
+    largest, capped = (max(-float(each[0]), float(each[-1])) for each in (ours, theirs))
+    if not 0 < capped < largest:
+        return None
+    cap = _bisected(lambda c: c * math.tanh(largest / c) < capped, capped, capped * 2.0**20)
+    allowed = RULES["float32"].budget(0, epsilon("float32"), largest)
+
+    def apart(made: np.ndarray, every: int = 1) -> float:
+        return float(np.abs(made - theirs[::every]).max())
+
+    some = ours.size // 16 + 1
+    # The quick test rejects most pairs. If another cap fits, its largest element differs by at most `allowed` from the
+    # largest element with `cap`. Smaller elements depend less on the cap, so `cap` is at most 2 · `allowed` off.
+    if apart(cap * np.tanh(ours[::some] / cap), some) > 2 * allowed:
+        return None
+    work.count(ours.size)
+
+    def fits(c: float) -> bool:
+        return apart(c * np.tanh(ours / c)) <= allowed
+
+    # If a cap that is 10 % larger fits as well, the difference may be rounding. If x / √(1 + x² · s) fits as well, the
+    # port may add another epsilon under a root: for small x, both functions equal x minus a multiple of x³.
+    scale = capped**-2 - largest**-2
+    is_epsilon = apart(ours / np.sqrt(1 + scale * ours**2)) <= allowed
+    return None if fits(1.1 * cap) or is_epsilon else next(filter(fits, _shortened(cap)), None)
 
 
 def _fingerprint_of(values: Values, index: int) -> np.ndarray | None:

@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from transparity_conformance.against.edits.edit import (
@@ -36,6 +36,7 @@ Path = tuple[Any, ...]
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
     if short(at.step) in WITH_SIZES:
+        yield from _sizes(at)
         return
     if short(at.step) == "slice":
         yield from _slices(at)
@@ -153,6 +154,21 @@ def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
     if new == first or not 0 <= new <= whole - size:
         return None
     return at.with_arguments(lambda args, _: [args[0], axis, new, new + size])
+
+
+def _sizes(at: At) -> Iterator[Edit]:
+    for place, sizes in enumerate(at.step.args):
+        if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
+            for first in range(len(sizes) - 1):
+                other = _exchanged(sizes, first)
+                if other != list(sizes):
+                    says = f"uses the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
+                    change = functools.partial(_exchanged, first=first)
+                    yield Edit("shape", says, functools.partial(At.with_argument, place=place, change=change), rank=2)
+
+
+def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
+    return [*sizes[:first], sizes[first + 1], sizes[first], *sizes[first + 2 :]]
 
 
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}

@@ -158,7 +158,7 @@ def with_chosen_experts(tokens: Any) -> Any:
 
 def with_rounding_and_parts(tokens: Any) -> Any:
     x = EMBEDDING[tokens]
-    x = jax.checkpoint(lambda x: jax.nn.silu(x @ SQUARE))(x) + jax.nn.relu(x)
+    x = jax.checkpoint(lambda x: jax.nn.gelu(x @ SQUARE))(x) + jax.nn.relu(x)
     return jnp.take_along_axis(x, jnp.argsort(x, -1), -1) + jnp.roll(x, 1, 1) + jax.nn.log_softmax(x)
 
 

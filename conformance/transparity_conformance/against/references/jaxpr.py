@@ -1,13 +1,13 @@
 """Record a call of a JAX function as a program of PyTorch operations.
 
 JAX traces the function without `jit`, so that `scan` is unrolled and each equation has source lines. PyTorch then
-computes each equation with the equivalent operation. Constants such as √(2/π) keep the float32 rounding of the trace.
+computes each equation with the equivalent operation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +19,11 @@ from jax._src.core import eval_jaxpr
 from jax.extend import core
 from torch.utils._python_dispatch import _disable_current_modes
 
-from transparity_conformance.against.references.primitives import MEANINGS, dtype_of, tensor
+from transparity_conformance.against.references.primitives import MEANINGS, composites, dtype_of, tensor
 from transparity_conformance.listening.jax import EVALUATED
 from transparity_conformance.listening.program import Place, Program, Recorder
+from transparity_conformance.matching.values import agreeing
+from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 """JAX primitives that contain equations, which `record` evaluates one by one."""
@@ -49,15 +51,51 @@ class _Evaluation:
     def __init__(self, names: Mapping[int, str]) -> None:
         self.places: tuple[Place, ...] = ()
         self.recorder = Recorder(names, frames=lambda: iter(self.places))
+        self.composites = composites()
 
     def run(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
-        for each in jaxpr.eqns:
-            self.places = _places(each)
-            self._equation(each, values)
+        for (place, _), group in itertools.groupby(jaxpr.eqns, self._composite):
+            equations = list(group)
+            others = {id(each) for each in equations}
+            read = {each for other in jaxpr.eqns if id(other) not in others for each in _variables(other.invars)}
+            read.update(_variables(jaxpr.outvars))
+            if place is None or not self._as_one(equations, place, values, read):
+                for each in equations:
+                    self.places = _places(each)
+                    self._equation(each, values)
         return [self._read(each, values) for each in jaxpr.outvars]
 
-    def _equation(self, equation: Any, values: dict[Any, Any]) -> None:
+    def _composite(self, equation: Any) -> tuple[Any, Any]:
+        """Return the code of the `jax.nn` function that contains an equation, and the frames outside this function."""
+        places = _places(equation)
+        for depth, (code, _) in enumerate(places):
+            if code in self.composites:
+                return code, places[depth + 1 :]
+        return None, None
+
+    def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
+        """Run the `jax.nn` function `code` as one operation; return False if no PyTorch function gives its values."""
+        made = {each for equation in equations for each in equation.outvars}
+        given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
+        outside, last = [each for each in given if each not in made], equations[-1].outvars
+        if len(outside) != 1 or len(last) != 1 or not made.isdisjoint({*read} - {*last}):
+            return False
+        with _disable_current_modes():
+            parts = dict(values)
+            for each in equations:
+                self._equation(each, parts, plainly=True)
+            x, expected = parts[outside[0]], parts[last[0]]
+            within = RULES["float32"].budget(0, epsilon("float32"), 1.0)  # `jax.nn` rounds constants
+            alike = (each for each in self.composites[code](x) if agreeing(each(x), expected.numpy(), within))
+            function = next(alike, None)
+        if function is None:
+            return False
+        self.places = _places(equations[0])
+        values[last[0]] = function(x)
+        return True
+
+    def _equation(self, equation: Any, values: dict[Any, Any], *, plainly: bool = False) -> None:
         name, params = equation.primitive.name, equation.params
         given = [self._read(each, values) for each in equation.invars]
         inner = params.get("jaxpr", params.get("call_jaxpr", params.get("fun_jaxpr")))
@@ -73,15 +111,17 @@ class _Evaluation:
         elif name == "convert_element_type" and equation.invars[0].aval.dtype == params["new_dtype"]:
             made = given[0]
         else:
-            made = self._primitive(equation, given)
+            made = self._primitive(equation, given, plainly)
         values |= zip(equation.outvars, made if isinstance(made, list | tuple) else [made], strict=True)
 
-    def _primitive(self, equation: Any, given: Sequence[Any]) -> Any:
+    def _primitive(self, equation: Any, given: Sequence[Any], plainly: bool) -> Any:
         try:
             return MEANINGS[equation.primitive.name](*given, **equation.params)
         except (KeyError, NotImplementedError):
+            foreign = _Foreign(equation)
+            given = list(map(tensor, given))
             with _disable_current_modes():  # record the primitive as one operation
-                return self.recorder.run(_Foreign(equation), list(map(tensor, given)), {})
+                return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
     def _inside(self, closed: Any, *given: Any) -> list[Any]:
         return self.run(closed.jaxpr, [*map(_to_torch, closed.consts), *given])
@@ -145,6 +185,10 @@ def _in(value: Any, precision: torch.dtype) -> Any:
         given = [jax.ShapeDtypeStruct(each.shape, dtype if each.dtype.kind == "f" else each.dtype) for each in avals]
         return jax.make_jaxpr(lambda *args: eval_jaxpr(value, (), *args))(*given).jaxpr
     return value
+
+
+def _variables(items: Sequence[Any]) -> Iterator[Any]:
+    return (each for each in items if isinstance(each, core.Var))
 
 
 def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:

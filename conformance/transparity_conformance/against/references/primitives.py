@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -117,3 +118,27 @@ MEANINGS: Mapping[str, Meaning] = {
 }
 """The PyTorch function for each primitive that an edit may change. If a primitive is missing or raises
 `NotImplementedError`, JAX runs it."""
+
+
+def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
+    """Map the code object of each `jax.nn` function to a function that returns candidates. A candidate is a PyTorch
+    function that computes the same values for some axis or approximation."""
+    import jax
+    from torch.nn import functional as F
+
+    rows: dict[Any, Callable[[Any], list[Callable[[Any], Any]]]] = {
+        jax.nn.softmax: lambda x: [functools.partial(torch.softmax, dim=-axis) for axis in range(1, x.ndim + 1)],
+        jax.nn.silu: lambda x: [F.silu],
+        jax.nn.gelu: lambda x: [F.gelu, functools.partial(F.gelu, approximate="tanh")],
+        jax.nn.relu: lambda x: [F.relu],
+        jax.nn.softplus: lambda x: [F.softplus],
+        jax.nn.elu: lambda x: [F.elu],
+        jax.nn.leaky_relu: lambda x: [F.leaky_relu],
+    }
+    found: dict[Any, Callable[[Any], list[Callable[[Any], Any]]]] = {}
+    for function, row in rows.items():
+        plain: Any = function  # decorators may wrap the function
+        while (inside := getattr(plain, "__wrapped__", getattr(plain, "fun", None))) is not None:
+            plain = inside
+        found[plain.__code__] = row
+    return found

@@ -104,6 +104,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "min": lambda a, b, **_: torch.minimum(tensor(a), tensor(b).to(tensor(a).dtype)),
     "integer_pow": lambda x, *, y, **_: x**y,
     "logistic": _of_tensors(torch.sigmoid),
+    "clamp": lambda low, x, high, **_: torch.clamp(x, low, high),
     "convert_element_type": lambda x, *, new_dtype, **_: tensor(x).to(dtype_of(new_dtype)),
     "select_n": _of_any(_select),
     "reshape": lambda x, *, new_sizes, **_: tensor(x).reshape(tuple(new_sizes)),
@@ -114,6 +115,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
     "reduce_sum": _reduced(torch.sum),
     "reduce_max": _reduced(torch.amax),
+    "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
     "dot_general": _dot,
 }
 """The PyTorch function for each primitive that an edit may change. If a primitive is missing or raises

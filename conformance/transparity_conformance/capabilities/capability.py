@@ -17,7 +17,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.models import ReachProbe
 from transparity_conformance.report.comparison import Compared
-from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, Verdict
+from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause, ClaimResult, Divergence, Verdict
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -248,10 +248,8 @@ class Capability:
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype that returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY
-    not_in: str = ""
-    """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""
-    if_forward_diverges: str = ""
-    """The reason why the capability is not compared if the forward pass is wrong; empty if it is still compared."""
+    needs_forward: bool = True
+    """Whether the capability is compared only if the forward pass agrees."""
     needs: tuple[str, ...] = ()
     """Other sections of a bundle without which this section cannot be judged."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
@@ -288,8 +286,12 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {int(1 / rate)} differs)"
 
     def after(self, verdict: Verdict) -> str:
-        reasons = {"diverges": self.if_forward_diverges, "inconclusive": "too little of the forward pass was compared"}
-        return reasons.get(verdict, "") if self.if_forward_diverges else ""
+        reasons = {
+            "diverges": f"not compared, because {DIVERGES}",
+            "inconclusive": "too little of the forward pass was compared",
+        }
+        return reasons.get(verdict, "") if self.needs_forward else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        return self.why_not(probe, dtype) or ("" if dtype in self.dtypes else self.not_in.format(dtype))
+        too_coarse = "" if dtype in self.dtypes else f"not compared in {dtype}, whose rounding is too coarse"
+        return self.why_not(probe, dtype) or too_coarse

@@ -34,7 +34,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.report import DIVERGES
 from transparity_numpy.transformer import transformer
 
 
@@ -200,7 +199,6 @@ PACKED = Capability(
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
     why_not=_why_not_packed,
-    if_forward_diverges=f"{DIVERGES}, so packed documents diverge, too",
     file="packed.safetensors",
     tensors=lambda request, probe: dict(zip(("tokens", "documents"), request.given, strict=True)),
     sizes=lambda request: request.tokens.shape,
@@ -274,7 +272,6 @@ ADAPTERS = Capability(
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
     why_not=_why_no_logits,
-    if_forward_diverges=f"{DIVERGES}, so a model with adapters diverges, too",
     describe=lambda request: {"alpha": ALPHA, "rank_stabilized": request.named.get("rank_stabilized", False)},
     file="adapters.safetensors",
     tensors=lambda request, probe: request.given[0],

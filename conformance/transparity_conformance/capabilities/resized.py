@@ -16,7 +16,6 @@ from transparity_conformance.capabilities.other_logits import LogitsRequest, Par
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.report import DIVERGES
 from transparity_numpy.transformer import transformer
 
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
@@ -152,8 +151,6 @@ RESIZED = Capability(
     judge=judge_logits,
     why_not=_why_not,
     dtypes=WIDE,
-    not_in="interpolated positions are compared in float32 and float64, not in {}",
-    if_forward_diverges=f"{DIVERGES}, so other sizes diverge, too",
     file="resized.safetensors",
     tensors=lambda request, probe: {"pixels": request.given[0]},
     applies=lambda config: config.reads_pixels,

@@ -42,10 +42,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.formatting import count
-from transparity_conformance.report.report import DIVERGES
-
-TOKENS_DIVERGE = f"{DIVERGES}, so the generated tokens diverge, too"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
@@ -230,7 +226,6 @@ GENERATION = Capability(
     shapes=_token_shapes,
     judge=judging(_judged),
     why_not=_why_not_generated,
-    if_forward_diverges=TOKENS_DIVERGE,
     describe=_describe,
     file="generation.safetensors",
     tensors=_tensors,
@@ -266,13 +261,3 @@ GENERATION_OF_GIVEN = dataclasses.replace(
 """Generation with the weights of a checkpoint. The requests are as short as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
-
-
-def what_is_generated(probe: Probe) -> str:
-    """Describe how many tokens of how many prompts are compared for a checkpoint."""
-    (request,) = asked.given_requests(probe).first
-    rows, length = request.prompt.shape
-    return (
-        f"generate: with your parameters, only greedy decoding is compared ({count(rows, 'prompt')} of "
-        f"{count(length, 'token')}, {count(request.steps, 'new token')}), not sampling or prompts of different lengths"
-    )

@@ -54,7 +54,6 @@ from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import (
-    DIVERGES,
     CapabilityResult,
     Cause,
     ClaimResult,
@@ -382,8 +381,6 @@ GRADIENTS = Capability(
     judge=_judge,
     why_not=_why_no_gradients,
     dtypes=WIDE,
-    not_in="gradients are compared in float32 and float64, not in {}",
-    if_forward_diverges=f"not compared, because {DIVERGES}",
     needs=("loss",),
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     missing_is_wrong=True,

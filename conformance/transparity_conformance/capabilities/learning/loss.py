@@ -144,6 +144,7 @@ LOSS = Capability(
         "loss", {key: float(answers[f"{key}/loss"]) for key in requests}, forward
     )[0],
     why_not=why_no_loss,
+    needs_forward=False,
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     file="targets.safetensors",
     tensors=lambda probe, _: {"targets": targets_of(probe.config, probe.inputs)},

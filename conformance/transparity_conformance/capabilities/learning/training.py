@@ -37,7 +37,6 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.comparison import SHARE, as_numbers, gap
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import DIVERGES
 
 STEPS, ROWS, TOKENS = 3, 3, 6
 
@@ -204,8 +203,6 @@ TRAINING = Capability(
     judge=judging(_judged),
     why_not=why_no_loss,
     dtypes=WIDE,
-    not_in="training is compared in float32 and float64, not in {}",
-    if_forward_diverges=f"not compared, because {DIVERGES}",
     describe=_describe,
     file="training.safetensors",
     tensors=_tensors,

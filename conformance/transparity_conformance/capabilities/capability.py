@@ -107,8 +107,6 @@ class Judged(Compared):
     budget: float
     where: str
     """The name of the token or tensor with the error."""
-    near: tuple[str, ...] = ()
-    """Notes for the report about near-ties, and about a port that reads more than `max_length` tokens."""
     probe: str = ""
     """The name of the probe whose model the request uses."""
 
@@ -165,9 +163,8 @@ def compare_answers(
     left = {fault: _left(judged, [worst, *given], fault) for fault in (faults if wrong else ())}
     explaining = {fault: rest * budget for fault, rest in left.items() if rest <= 1}
     causes = [Cause(each.id, each.says, None, rest, 1 - rest / error) for each, rest in explaining.items()]
-    near = (f"{claim}: {says}" for item in found.values() for says in item.near)
     causes = causes or list(fitted(worst) if wrong else ())[:1]
-    return result(claim, found[worst], causes, (*notes(found), *near)), list(explaining)
+    return result(claim, found[worst], causes, notes(found)), list(explaining)
 
 
 def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:

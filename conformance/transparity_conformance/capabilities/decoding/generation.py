@@ -105,8 +105,7 @@ def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
         return found
     longer: TransformerConfig = dataclasses.replace(request.config, max_length=length)
     whole = judge(dataclasses.replace(request, config=longer))
-    read = f"{request.name}: the port reads more than max_length tokens"
-    return found if whole.is_wrong else dataclasses.replace(whole, near=(*whole.near, read))
+    return found if whole.is_wrong else whole
 
 
 def _is_unlimited(config: TransformerConfig) -> bool:

@@ -58,10 +58,6 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def first_of(probes: Probes) -> tuple[str, Probe]:
-    return next(iter(probes.items()))
-
-
 @dataclass(frozen=True)
 class BuiltPort:
     """A port in this process, with all models that were built to check its capabilities."""
@@ -99,6 +95,15 @@ class ForwardPass:
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
     """Calls with other lengths or sizes than the probes. In these calls, the port agrees with the reference."""
+
+    @property
+    def key(self) -> str:
+        """The name of the first probe."""
+        return next(iter(self.probes))
+
+    @property
+    def first(self) -> Probe:
+        return self.probes[self.key]
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,8 @@ class Way:
     """One form of a capability, such as sampling in `generate`. The report has one claim for each form."""
 
     claim: str
-    requests: Callable[[Probes], Requests]
+    requests: Callable[[ForwardPass], Requests]
+    """A function that returns the requests. A bundle contains the requests for a forward pass without logits."""
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
     faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
@@ -211,15 +217,12 @@ class Way:
     """A function of a probe and a dtype that returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
-    here: Callable[[ForwardPass], Requests] | None = None
-    """A function that returns the requests to a port in this process; None if they are the same as in a bundle."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
     """A function that returns requests which no bundle contains, such as other batches and calls across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
         """Return the requests to a port in this process, without requests that cannot be judged."""
-        first = self.here(forward) if self.here else self.requests(forward.probes)
-        requests = {**first, **self.further(forward)}
+        requests = {**self.requests(forward), **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 
 

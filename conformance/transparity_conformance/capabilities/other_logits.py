@@ -20,10 +20,8 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Requests,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -178,9 +176,8 @@ PACKED_FAULTS = [
 """Edits of the reference, after which it takes packed rows. Each key is the sentence about the fault."""
 
 
-def _packed_requests(probes: Probes) -> Requests:
-    _, probe = first_of(probes)
-    return {"packed.0": _packed(probe, min(SHORT, probe.config.max_length), ROWS)}
+def _packed_requests(forward: ForwardPass) -> Requests:
+    return {"packed.0": _packed(forward.first, min(SHORT, forward.first.config.max_length), ROWS)}
 
 
 def _packed_further(forward: ForwardPass) -> Requests:
@@ -250,8 +247,8 @@ SCALES = {"α": ALPHA, "α / √rank": ALPHA / math.sqrt(RANK), "α / rank": ALP
 
 
 def _way_of_adapters(claim: str, right: str, *, rank_stabilized: bool) -> Way:
-    def requests(probes: Probes) -> Requests:
-        return {f"{claim}.0": _adapted(first_of(probes)[1], rank_stabilized)}
+    def requests(forward: ForwardPass) -> Requests:
+        return {f"{claim}.0": _adapted(forward.first, rank_stabilized)}
 
     wrong = {says: f"the adapters are scaled by {says} instead of {right}" for says in SCALES if says != right}
     faults = [SimulatedFault("adapter-scale", wrong[each], functools.partial(SCALES.get, each)) for each in wrong]

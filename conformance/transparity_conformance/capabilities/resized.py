@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.capability import Capability, Probes, Requests, Way, first_of, kept_in
+from transparity_conformance.capabilities.capability import Capability, ForwardPass, Requests, Way, kept_in
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, ask_for_logits, judge_logits
 from transparity_conformance.oracle.budgets import WIDE
@@ -126,9 +126,9 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
     return LogitsRequest(says, whole, (part,), (pixels,), {}, simulate, conventions)
 
 
-def _requests(probes: Probes) -> Requests:
-    _, probe = first_of(probes)
-    return {f"resized.{index}": _resized(probe, grid) for index, grid in enumerate(_grids(probe.config))}
+def _requests(forward: ForwardPass) -> Requests:
+    grids = enumerate(_grids(forward.first.config))
+    return {f"resized.{index}": _resized(forward.first, grid) for index, grid in grids}
 
 
 def _why_not(probe: Probe, dtype: str) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
     BEAMS_OF_GIVEN,
@@ -62,7 +62,7 @@ def compare_capabilities(
     """Compare the capabilities in `rows` that a port has. `left_out` gives the reason for each method that is not
     compared. `verdict` is the verdict on the forward pass."""
     offered = {row.attribute for row in offered_by(port.forward)}
-    config = first_of(forward.probes)[1].config
+    config = forward.first.config
     missing = [
         row.attribute
         for row in CAPABILITIES.values()
@@ -78,7 +78,7 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, verdict: Verdict = "agrees"
 ) -> CapabilityResult:
-    _, probe = first_of(forward.probes)
+    probe = forward.first
     config = probe.config
     if reason := row.reason(probe, forward.dtype) or row.after(verdict):
         return not_compared(f"{row.attribute}: {reason}")
@@ -100,7 +100,7 @@ def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> 
         return "this claim depends on greedy generation, which does not agree"
     if way.is_optional and any(verdict == "diverges" and "." not in claim for claim, verdict in verdicts.items()):
         return "the result without this option is wrong"
-    return way.why_not(first_of(forward.probes)[1], forward.dtype)
+    return way.why_not(forward.first, forward.dtype)
 
 
 def _not_taken(forward: Any, row: Capability, way: Way) -> str:

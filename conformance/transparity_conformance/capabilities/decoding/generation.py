@@ -19,11 +19,9 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Requests,
     Shapes,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -98,7 +96,7 @@ def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
 
     def judge(request: Request) -> Judged:
         found = judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
-        return dataclasses.replace(found, probe=first_of(answered.forward.probes)[1].name)
+        return dataclasses.replace(found, probe=answered.forward.first.name)
 
     found, length = judge(request), tokens.shape[-1]
     if not found.is_wrong or length <= request.config.max_length or not _is_unlimited(request.config):
@@ -186,11 +184,11 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
     """Return a claim about the first probe's model. The keys of its requests are the claim's name and a number."""
 
-    def requests(probes: Probes) -> Requests:
-        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}
+    def requests(forward: ForwardPass) -> Requests:
+        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(forward.first).first)}
 
     def further(forward: ForwardPass) -> Requests:
-        asked_for = of_probe(first_of(forward.probes)[1])
+        asked_for = of_probe(forward.first)
         calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
         return {f"{claim}.further.{i}": each for i, each in enumerate([*asked_for.further, *across])}

@@ -18,10 +18,8 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Shapes,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -54,9 +52,9 @@ class StepRequest:
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
 
-def step_requests(probes: Probes) -> dict[str, StepRequest]:
+def step_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     """Return requests to decode the first probe token by token, and in chunks of different lengths."""
-    key, probe = first_of(probes)
+    key, probe = forward.key, forward.first
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}
     if length > 2:
@@ -79,7 +77,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     Some requests have large chunks, one row, two batches in turns, or a mask. Others decode the longest probe, or cross
     a threshold. The first chunk of a long text is long or short.
     """
-    _, probe = first_of(forward.probes)
+    probe = forward.first
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:

@@ -26,7 +26,6 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    first_of,
     kept_in,
 )
 from transparity_conformance.capabilities.faults import MICRO_BATCH_FAULTS, Run
@@ -218,7 +217,7 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 def _further_requests(forward: ForwardPass) -> Requests:
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
-    return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
+    return {} if probe.is_large or key == forward.key else {key: _cut(probe)}
 
 
 @kept_in(0)
@@ -344,11 +343,14 @@ OPTIONS = {"micro_batches": 2, "checkpointing": True, ROUTERS: 1.0}
 
 
 def _way(claim: str, **further: Any) -> Way:
-    return Way(claim, here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]}, **further)
+    def requests(forward: ForwardPass) -> Requests:
+        return {forward.key: _cut(forward.first) if forward.logits else forward.first}
+
+    return Way(claim, requests, **further)
 
 
 def _option(name: str, keywords: tuple[str, ...] = (), **further: Any) -> Way:
-    further |= {"requests": lambda probes: {}, "keywords": keywords or (name,), "is_optional": True}
+    further |= {"keywords": keywords or (name,), "is_optional": True}
     return _way(f"gradients.{name}", **further)
 
 
@@ -358,7 +360,7 @@ GRADIENTS = Capability(
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss with respect to every parameter",
     ways=(
-        _way("gradients", requests=lambda probes: dict([first_of(probes)]), further=_further_requests),
+        _way("gradients", further=_further_requests),
         _option(
             "micro_batches",
             faults=MICRO_BATCH_FAULTS,

@@ -137,7 +137,7 @@ LOSS = Capability(
     attribute="loss",
     signature="loss(targets, **tokens) → number",
     purpose="the loss is the mean of -log softmax(logits)[target] over all targets that are not pad_id",
-    ways=(Way("loss", dict, LOSS_FAULTS, is_comparable=has_a_loss),),
+    ways=(Way("loss", lambda forward: dict(forward.probes), LOSS_FAULTS, is_comparable=has_a_loss),),
     ask=_ask,
     shapes=lambda key, probe: {f"{key}/loss": ()},
     judge=lambda way, requests, answers, forward: judge_losses(

@@ -25,7 +25,6 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -119,10 +118,10 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
 ONE_STEP = "sgd, clipped, one step"
 
 
-def _here(forward: ForwardPass) -> Requests:
+def _requests(forward: ForwardPass) -> Requests:
     """Return the training requests, with sizes that are multiples of the number of ranks. On several ranks, add a
     request with one step: if ranks clip by different norms, only the first step shows the cause."""
-    requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
+    requests = training_requests(forward.first.config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests
     first = next(iter(requests.values()))
@@ -189,15 +188,7 @@ TRAINING = Capability(
     attribute="train",
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     purpose="the learned parameters of a tiny model, trained one step on each batch, and the loss before each step",
-    ways=(
-        Way(
-            "train",
-            lambda probes: training_requests(first_of(probes)[1].config),
-            OPTIMIZER_FAULTS,
-            optimizer_faults,
-            here=_here,
-        ),
-    ),
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS, optimizer_faults),),
     ask=_ask,
     shapes=_shapes,
     judge=judging(_judged),

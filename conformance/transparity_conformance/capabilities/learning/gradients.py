@@ -52,13 +52,7 @@ from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import (
-    CapabilityResult,
-    Cause,
-    ClaimResult,
-    Divergence,
-    not_compared,
-)
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]

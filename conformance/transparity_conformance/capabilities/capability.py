@@ -234,7 +234,6 @@ class Capability:
     """The name of the section in a bundle, and of the command-line option."""
     attribute: str
     """The name of the port's method."""
-    signature: str
     purpose: str
     """The description in a bundle's manifest."""
     ways: tuple[Way, ...]

@@ -188,7 +188,6 @@ def _packed_further(forward: ForwardPass) -> Requests:
 PACKED = Capability(
     name="packed",
     attribute="packed",
-    signature="packed(tokens, documents) → logits (batch, length, vocab)",
     purpose="the logits of rows that contain several documents. `documents` has the number of each token's document. A "
     "document has the same logits as in a row of its own",
     ways=(Way("packed", _packed_requests, PACKED_FAULTS, further=_packed_further),),
@@ -258,7 +257,6 @@ def _way_of_adapters(claim: str, right: str, *, rank_stabilized: bool) -> Way:
 ADAPTERS = Capability(
     name="adapters",
     attribute="adapted",
-    signature="adapted(adapters, alpha, **tokens), and rank_stabilized=… → logits (batch, length, vocab)",
     purpose="the logits of the first probe, with scale · B A added to each weight that has adapters. The scale is "
     "alpha / rank, or alpha / √rank if rank_stabilized is true",
     ways=(

@@ -142,7 +142,6 @@ def _why_not(probe: Probe, dtype: str) -> str:
 RESIZED = Capability(
     name="resized",
     attribute="resized",
-    signature="resized(pixels) → the output of the model",
     purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
     "with aligned outer edges",
     ways=(Way("resized", _requests, FAULTS),),

@@ -203,7 +203,6 @@ DRAWN: dict[str, Any] = {"faults": SAMPLING_FAULTS, "requires": "generate", "why
 GENERATION = Capability(
     name="generation",
     attribute="generate",
-    signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
     purpose="tokens (batch, length): the prompt and its continuation, then -1 up to the length. A request may replace "
     "some of the model's parameters, and has its own end token",
     ways=(
@@ -237,7 +236,6 @@ BEAMS = dataclasses.replace(
     GENERATION,
     name="beams",
     attribute="beam_search",
-    signature="beam_search(prompt, max_new_tokens, beams, source=…), and length_penalty=… → tokens and scores (batch,)",
     purpose="tokens as in generation, and a score for each row (batch,). The score is the sum of log softmax(logits) "
     "at the n new tokens, up to the end token, divided by ((5 + n) / 6)^length_penalty",
     ways=(

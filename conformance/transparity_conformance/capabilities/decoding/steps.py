@@ -218,7 +218,6 @@ def _simulated(probe: Probe, sizes: tuple[int, ...], fault: SimulatedFault) -> n
 STEPS = Capability(
     name="steps",
     attribute="step",
-    signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache, initially None",
     purpose="the logits of the first probe, decoded with a cache, in chunks of the given sizes",
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,

@@ -351,7 +351,6 @@ def _option(name: str, keywords: tuple[str, ...] = (), **further: Any) -> Way:
 GRADIENTS = Capability(
     name="gradients",
     attribute="loss_and_gradients",
-    signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss with respect to every parameter",
     ways=(
         _way("gradients", further=_further_requests),

@@ -135,7 +135,6 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 LOSS = Capability(
     name="loss",
     attribute="loss",
-    signature="loss(targets, **tokens) → number",
     purpose="the loss is the mean of -log softmax(logits)[target] over all targets that are not pad_id",
     ways=(Way("loss", lambda forward: dict(forward.probes), LOSS_FAULTS, is_comparable=has_a_loss),),
     ask=_ask,

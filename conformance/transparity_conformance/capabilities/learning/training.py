@@ -186,7 +186,6 @@ def _describe(request: TrainingRequest) -> dict[str, Any]:
 TRAINING = Capability(
     name="training",
     attribute="train",
-    signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     purpose="the learned parameters of a tiny model, trained one step on each batch, and the loss before each step",
     ways=(Way("train", _requests, OPTIMIZER_FAULTS, optimizer_faults),),
     ask=_ask,

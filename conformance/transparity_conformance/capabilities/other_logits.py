@@ -173,7 +173,7 @@ PACKED_FAULTS = [
         "documents in a row see each other, and positions continue from one document to the next": (),
     }.items()
 ]
-"""Edits of the reference, after which it takes packed rows. Each key is the sentence about the fault."""
+"""Edits of the reference, after which it takes packed rows. Without a recurrence, the first edit is right."""
 
 
 def _packed_requests(forward: ForwardPass) -> Requests:

@@ -209,8 +209,8 @@ class Way:
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
     """Whether the claim is compared only if the port's signature names the `keywords`. Bundles omit optional claims."""
-    is_listed: Callable[[TransformerConfig], bool] = lambda config: True
-    """Whether reports list the claim as not compared if the port's method does not accept the `keywords`."""
+    is_listed: bool = True
+    """Whether reports list an optional claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""

@@ -78,17 +78,16 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, verdict: Verdict = "agrees"
 ) -> CapabilityResult:
-    probe = forward.first
-    config = probe.config
+    probe, length = forward.first, forward.first.config.max_length
     if reason := row.reason(probe, forward.dtype) or row.after(verdict):
         return not_compared(f"{row.attribute}: {reason}")
-    far = row.is_long and config.max_length > LONGEST
-    too_far = f"{row.attribute}: calls longer than max_length ({config.max_length:,} tokens) would take too long"
+    far = row.is_long and length > LONGEST
+    too_far = f"{row.attribute}: calls longer than max_length ({length:,} tokens) would take too long"
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
         not_taken = _not_taken(port.forward, row, way)
-        if not_taken and not way.is_listed(config):
+        if not_taken and way.is_optional and (not way.is_listed or way.why_not(probe, forward.dtype)):
             continue
         reason = not_taken or why_not(way, forward, verdicts)
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)

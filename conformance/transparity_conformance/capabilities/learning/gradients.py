@@ -357,19 +357,12 @@ GRADIENTS = Capability(
         _option(
             "micro_batches",
             faults=MICRO_BATCH_FAULTS,
-            is_listed=lambda config: False,
+            is_listed=False,
             why_not=lambda probe, dtype: "a large model is compared on one row, which cannot be split" * probe.is_large,
         ),
-        _option("checkpointing", is_listed=lambda config: False),
-        _option(
-            "dropout", ("checkpointing", "seed"), is_listed=lambda config: config.dropout > 0, why_not=why_no_dropout
-        ),
-        _option(
-            ROUTERS,
-            faults=WITHOUT_GRADIENTS,
-            is_listed=lambda config: most_experts(config) > 0,
-            why_not=why_no_router_loss,
-        ),
+        _option("checkpointing", is_listed=False),
+        _option("dropout", ("checkpointing", "seed"), why_not=why_no_dropout),
+        _option(ROUTERS, faults=WITHOUT_GRADIENTS, why_not=why_no_router_loss),
     ),
     ask=_ask,
     shapes=_shapes,

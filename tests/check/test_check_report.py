@@ -51,7 +51,7 @@ def flat(text: str) -> str:
 
 HALF = Cause("attention-scale", SAYS, None, 0.6, 0.37)
 COMPUTED = Cause("attention-scale", SAYS, None, 2e-16, 1.0)
-STEPS = "step: the forward pass diverges, so cached steps diverge, too"
+STEPS = "step: not compared, because the forward pass diverges"
 SMALL = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
 SHAPES = tuple(f"logits has the shape ({rows}, 9, 30); expected ({rows}, 9, 31)" for rows in range(1, 8))
 LEFT_OUT = "probe hot: no logits"

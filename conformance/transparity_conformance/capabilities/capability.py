@@ -17,7 +17,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.models import ReachProbe
 from transparity_conformance.report.comparison import Compared
-from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, Verdict
+from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause, ClaimResult, Divergence, Verdict
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -58,10 +58,6 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def first_of(probes: Probes) -> tuple[str, Probe]:
-    return next(iter(probes.items()))
-
-
 @dataclass(frozen=True)
 class BuiltPort:
     """A port in this process, with all models that were built to check its capabilities."""
@@ -100,6 +96,15 @@ class ForwardPass:
     reached: Sequence[ReachProbe] = ()
     """Calls with other lengths or sizes than the probes. In these calls, the port agrees with the reference."""
 
+    @property
+    def key(self) -> str:
+        """The name of the first probe."""
+        return next(iter(self.probes))
+
+    @property
+    def first(self) -> Probe:
+        return self.probes[self.key]
+
 
 @dataclass(frozen=True)
 class Judged(Compared):
@@ -107,8 +112,6 @@ class Judged(Compared):
     budget: float
     where: str
     """The name of the token or tensor with the error."""
-    near: tuple[str, ...] = ()
-    """Notes for the report about near-ties, and about a port that reads more than `max_length` tokens."""
     probe: str = ""
     """The name of the probe whose model the request uses."""
 
@@ -165,9 +168,8 @@ def compare_answers(
     left = {fault: _left(judged, [worst, *given], fault) for fault in (faults if wrong else ())}
     explaining = {fault: rest * budget for fault, rest in left.items() if rest <= 1}
     causes = [Cause(each.id, each.says, None, rest, 1 - rest / error) for each, rest in explaining.items()]
-    near = (f"{claim}: {says}" for item in found.values() for says in item.near)
     causes = causes or list(fitted(worst) if wrong else ())[:1]
-    return result(claim, found[worst], causes, (*notes(found), *near)), list(explaining)
+    return result(claim, found[worst], causes, notes(found)), list(explaining)
 
 
 def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:
@@ -197,7 +199,8 @@ class Way:
     """One form of a capability, such as sampling in `generate`. The report has one claim for each form."""
 
     claim: str
-    requests: Callable[[Probes], Requests]
+    requests: Callable[[ForwardPass], Requests]
+    """A function that returns the requests. A bundle contains the requests for a forward pass without logits."""
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
     faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
@@ -206,23 +209,20 @@ class Way:
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
     """Whether the claim is compared only if the port's signature names the `keywords`. Bundles omit optional claims."""
-    is_listed: Callable[[TransformerConfig], bool] = lambda config: True
-    """Whether reports list the claim as not compared if the port's method does not accept the `keywords`."""
+    is_listed: bool = True
+    """Whether reports list an optional claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype that returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
-    here: Callable[[ForwardPass], Requests] | None = None
-    """A function that returns the requests to a port in this process; None if they are the same as in a bundle."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
     """A function that returns requests which no bundle contains, such as other batches and calls across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
         """Return the requests to a port in this process, without requests that cannot be judged."""
-        first = self.here(forward) if self.here else self.requests(forward.probes)
-        requests = {**first, **self.further(forward)}
+        requests = {**self.requests(forward), **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 
 
@@ -234,7 +234,6 @@ class Capability:
     """The name of the section in a bundle, and of the command-line option."""
     attribute: str
     """The name of the port's method."""
-    signature: str
     purpose: str
     """The description in a bundle's manifest."""
     ways: tuple[Way, ...]
@@ -248,10 +247,8 @@ class Capability:
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype that returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY
-    not_in: str = ""
-    """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""
-    if_forward_diverges: str = ""
-    """The reason why the capability is not compared if the forward pass is wrong; empty if it is still compared."""
+    needs_forward: bool = True
+    """Whether the capability is compared only if the forward pass agrees."""
     needs: tuple[str, ...] = ()
     """Other sections of a bundle without which this section cannot be judged."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
@@ -288,8 +285,12 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {int(1 / rate)} differs)"
 
     def after(self, verdict: Verdict) -> str:
-        reasons = {"diverges": self.if_forward_diverges, "inconclusive": "too little of the forward pass was compared"}
-        return reasons.get(verdict, "") if self.if_forward_diverges else ""
+        reasons = {
+            "diverges": f"not compared, because {DIVERGES}",
+            "inconclusive": "too little of the forward pass was compared",
+        }
+        return reasons.get(verdict, "") if self.needs_forward else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        return self.why_not(probe, dtype) or ("" if dtype in self.dtypes else self.not_in.format(dtype))
+        too_coarse = "" if dtype in self.dtypes else f"not compared in {dtype}, whose rounding is too coarse"
+        return self.why_not(probe, dtype) or too_coarse

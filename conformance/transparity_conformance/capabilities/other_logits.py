@@ -20,10 +20,8 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Requests,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -34,7 +32,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.report import DIVERGES
 from transparity_numpy.transformer import transformer
 
 
@@ -176,12 +173,11 @@ PACKED_FAULTS = [
         "documents in a row see each other, and positions continue from one document to the next": (),
     }.items()
 ]
-"""Edits of the reference, after which it takes packed rows. Each key is the sentence about the fault."""
+"""Edits of the reference, after which it takes packed rows. Without a recurrence, the first edit is right."""
 
 
-def _packed_requests(probes: Probes) -> Requests:
-    _, probe = first_of(probes)
-    return {"packed.0": _packed(probe, min(SHORT, probe.config.max_length), ROWS)}
+def _packed_requests(forward: ForwardPass) -> Requests:
+    return {"packed.0": _packed(forward.first, min(SHORT, forward.first.config.max_length), ROWS)}
 
 
 def _packed_further(forward: ForwardPass) -> Requests:
@@ -192,7 +188,6 @@ def _packed_further(forward: ForwardPass) -> Requests:
 PACKED = Capability(
     name="packed",
     attribute="packed",
-    signature="packed(tokens, documents) → logits (batch, length, vocab)",
     purpose="the logits of rows that contain several documents. `documents` has the number of each token's document. A "
     "document has the same logits as in a row of its own",
     ways=(Way("packed", _packed_requests, PACKED_FAULTS, further=_packed_further),),
@@ -200,7 +195,6 @@ PACKED = Capability(
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
     why_not=_why_not_packed,
-    if_forward_diverges=f"{DIVERGES}, so packed documents diverge, too",
     file="packed.safetensors",
     tensors=lambda request, probe: dict(zip(("tokens", "documents"), request.given, strict=True)),
     sizes=lambda request: request.tokens.shape,
@@ -252,8 +246,8 @@ SCALES = {"α": ALPHA, "α / √rank": ALPHA / math.sqrt(RANK), "α / rank": ALP
 
 
 def _way_of_adapters(claim: str, right: str, *, rank_stabilized: bool) -> Way:
-    def requests(probes: Probes) -> Requests:
-        return {f"{claim}.0": _adapted(first_of(probes)[1], rank_stabilized)}
+    def requests(forward: ForwardPass) -> Requests:
+        return {f"{claim}.0": _adapted(forward.first, rank_stabilized)}
 
     wrong = {says: f"the adapters are scaled by {says} instead of {right}" for says in SCALES if says != right}
     faults = [SimulatedFault("adapter-scale", wrong[each], functools.partial(SCALES.get, each)) for each in wrong]
@@ -263,7 +257,6 @@ def _way_of_adapters(claim: str, right: str, *, rank_stabilized: bool) -> Way:
 ADAPTERS = Capability(
     name="adapters",
     attribute="adapted",
-    signature="adapted(adapters, alpha, **tokens), and rank_stabilized=… → logits (batch, length, vocab)",
     purpose="the logits of the first probe, with scale · B A added to each weight that has adapters. The scale is "
     "alpha / rank, or alpha / √rank if rank_stabilized is true",
     ways=(
@@ -274,7 +267,6 @@ ADAPTERS = Capability(
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
     why_not=_why_no_logits,
-    if_forward_diverges=f"{DIVERGES}, so a model with adapters diverges, too",
     describe=lambda request: {"alpha": ALPHA, "rank_stabilized": request.named.get("rank_stabilized", False)},
     file="adapters.safetensors",
     tensors=lambda request, probe: request.given[0],

@@ -137,7 +137,7 @@ def greedy_requests(probe: Probe) -> Asked:
         prompt[1, 1] = config.eos_id
     several = _asked(probe, "long prompts, one with an end token", prompt, 3)
     further = _single(several, "one row"), replace(several, name="one new token", steps=1), several
-    return Asked(_ending(replace(beyond, parameters=_with_equally_likely_tokens(probe))), further, _across)
+    return Asked(_ending(replace(beyond, parameters=_with_changed_signs(probe))), further, _across)
 
 
 def _across(probe: ReachProbe) -> Request:
@@ -174,7 +174,7 @@ def drawing_requests(probe: Probe) -> Asked:
     beyond = greedy_requests(probe).first[0]
     # float32 represents these numbers exactly, so every port gets the same numbers.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
-    drawn = replace(beyond, name="drawn", parameters=_with_equally_likely_tokens(probe), uniforms=uniforms)
+    drawn = replace(beyond, name="drawn", parameters=_with_changed_signs(probe), uniforms=uniforms)
     extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
     return Asked(
         (drawn,), (replace(drawn, name="drawn with the smallest and largest random numbers", uniforms=extremes),)
@@ -231,22 +231,9 @@ def penalty_requests(probe: Probe) -> Asked:
     )
 
 
-def _with_equally_likely_tokens(probe: Probe) -> Arrays:
-    """Change the head so that all tokens are equally likely on average; otherwise one token might always win."""
-    if probe.config.tied_head:
-        return _with_changed_signs(probe)
-    if "head.bias" not in probe.parameters:
-        # Make the head's rows orthogonal to the mean of the head's input.
-        mean, weight = probe.oracle.expected["decoder.output"].mean(axis=(0, 1)), probe.parameters["head.weight"]
-        weight = weight - np.outer(weight @ mean, mean) / (mean @ mean)
-        return probe.parameters | {"head.weight": weight.astype(np.float32)}
-    usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).astype(np.float32)
-    return probe.parameters | {"head.bias": probe.parameters["head.bias"] - usual}
-
-
 def _with_changed_signs(probe: Probe) -> Arrays:
-    """Flip half of the last norm's signs, because a model with a tied head would otherwise mostly repeat its last
-    token. If the head has a bias, also make all tokens equally likely on average."""
+    """Flip half of the last norm's signs, because one token might always win otherwise, such as the last token if the
+    head is tied. If the head has a bias, also make all tokens equally likely on average."""
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
     if name not in probe.parameters:

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.capability import Capability, Probes, Requests, Way, first_of, kept_in
+from transparity_conformance.capabilities.capability import Capability, ForwardPass, Requests, Way, kept_in
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, ask_for_logits, judge_logits
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.report import DIVERGES
 from transparity_numpy.transformer import transformer
 
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
@@ -127,9 +126,9 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
     return LogitsRequest(says, whole, (part,), (pixels,), {}, simulate, conventions)
 
 
-def _requests(probes: Probes) -> Requests:
-    _, probe = first_of(probes)
-    return {f"resized.{index}": _resized(probe, grid) for index, grid in enumerate(_grids(probe.config))}
+def _requests(forward: ForwardPass) -> Requests:
+    grids = enumerate(_grids(forward.first.config))
+    return {f"resized.{index}": _resized(forward.first, grid) for index, grid in grids}
 
 
 def _why_not(probe: Probe, dtype: str) -> str:
@@ -143,7 +142,6 @@ def _why_not(probe: Probe, dtype: str) -> str:
 RESIZED = Capability(
     name="resized",
     attribute="resized",
-    signature="resized(pixels) → the output of the model",
     purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
     "with aligned outer edges",
     ways=(Way("resized", _requests, FAULTS),),
@@ -152,8 +150,6 @@ RESIZED = Capability(
     judge=judge_logits,
     why_not=_why_not,
     dtypes=WIDE,
-    not_in="interpolated positions are compared in float32 and float64, not in {}",
-    if_forward_diverges=f"{DIVERGES}, so other sizes diverge, too",
     file="resized.safetensors",
     tensors=lambda request, probe: {"pixels": request.given[0]},
     applies=lambda config: config.reads_pixels,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
     BEAMS_OF_GIVEN,
@@ -62,7 +62,7 @@ def compare_capabilities(
     """Compare the capabilities in `rows` that a port has. `left_out` gives the reason for each method that is not
     compared. `verdict` is the verdict on the forward pass."""
     offered = {row.attribute for row in offered_by(port.forward)}
-    config = first_of(forward.probes)[1].config
+    config = forward.first.config
     missing = [
         row.attribute
         for row in CAPABILITIES.values()
@@ -78,17 +78,16 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, verdict: Verdict = "agrees"
 ) -> CapabilityResult:
-    _, probe = first_of(forward.probes)
-    config = probe.config
+    probe, length = forward.first, forward.first.config.max_length
     if reason := row.reason(probe, forward.dtype) or row.after(verdict):
         return not_compared(f"{row.attribute}: {reason}")
-    far = row.is_long and config.max_length > LONGEST
-    too_far = f"{row.attribute}: calls longer than max_length ({config.max_length:,} tokens) would take too long"
+    far = row.is_long and length > LONGEST
+    too_far = f"{row.attribute}: calls longer than max_length ({length:,} tokens) would take too long"
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
         not_taken = _not_taken(port.forward, row, way)
-        if not_taken and not way.is_listed(config):
+        if not_taken and way.is_optional and (not way.is_listed or way.why_not(probe, forward.dtype)):
             continue
         reason = not_taken or why_not(way, forward, verdicts)
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
@@ -100,7 +99,7 @@ def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> 
         return "this claim depends on greedy generation, which does not agree"
     if way.is_optional and any(verdict == "diverges" and "." not in claim for claim, verdict in verdicts.items()):
         return "the result without this option is wrong"
-    return way.why_not(first_of(forward.probes)[1], forward.dtype)
+    return way.why_not(forward.first, forward.dtype)
 
 
 def _not_taken(forward: Any, row: Capability, way: Way) -> str:

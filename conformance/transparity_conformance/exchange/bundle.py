@@ -20,7 +20,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.presets import preset
 from transparity.taps import in_every_layer
-from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
+from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Probes, Requests, Shapes
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.exchange.manifest import ProbeFields, SectionFields, StoredShapes
@@ -86,13 +86,14 @@ def in_order(sections: Collection[str]) -> tuple[str, ...]:
 
 
 def section_of(name: str, probes: Probes, dtype: str) -> Section:
-    row, (_, probe) = CAPABILITIES[name], first_of(probes)
+    row, forward = CAPABILITIES[name], ForwardPass(probes, {}, dtype)
+    probe = forward.first
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:
         of_all = of_all or f"calls up to a max_length of {probe.config.max_length} would take too long"
     ways = [way for way in row.ways if not way.is_optional]
     reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in ways}
-    requests = {way.claim: way.requests(probes) for way in ways if not reasons[way.claim]}
+    requests = {way.claim: way.requests(forward) for way in ways if not reasons[way.claim]}
     return Section(row, probe, requests, reasons)
 
 

@@ -19,11 +19,9 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Requests,
     Shapes,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -42,10 +40,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.formatting import count
-from transparity_conformance.report.report import DIVERGES
-
-TOKENS_DIVERGE = f"{DIVERGES}, so the generated tokens diverge, too"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
@@ -102,15 +96,14 @@ def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
 
     def judge(request: Request) -> Judged:
         found = judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
-        return dataclasses.replace(found, probe=first_of(answered.forward.probes)[1].name)
+        return dataclasses.replace(found, probe=answered.forward.first.name)
 
     found, length = judge(request), tokens.shape[-1]
     if not found.is_wrong or length <= request.config.max_length or not _is_unlimited(request.config):
         return found
     longer: TransformerConfig = dataclasses.replace(request.config, max_length=length)
     whole = judge(dataclasses.replace(request, config=longer))
-    read = f"{request.name}: the port reads more than max_length tokens"
-    return found if whole.is_wrong else dataclasses.replace(whole, near=(*whole.near, read))
+    return found if whole.is_wrong else whole
 
 
 def _is_unlimited(config: TransformerConfig) -> bool:
@@ -191,11 +184,11 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
     """Return a claim about the first probe's model. The keys of its requests are the claim's name and a number."""
 
-    def requests(probes: Probes) -> Requests:
-        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}
+    def requests(forward: ForwardPass) -> Requests:
+        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(forward.first).first)}
 
     def further(forward: ForwardPass) -> Requests:
-        asked_for = of_probe(first_of(forward.probes)[1])
+        asked_for = of_probe(forward.first)
         calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
         return {f"{claim}.further.{i}": each for i, each in enumerate([*asked_for.further, *across])}
@@ -210,7 +203,6 @@ DRAWN: dict[str, Any] = {"faults": SAMPLING_FAULTS, "requires": "generate", "why
 GENERATION = Capability(
     name="generation",
     attribute="generate",
-    signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
     purpose="tokens (batch, length): the prompt and its continuation, then -1 up to the length. A request may replace "
     "some of the model's parameters, and has its own end token",
     ways=(
@@ -230,7 +222,6 @@ GENERATION = Capability(
     shapes=_token_shapes,
     judge=judging(_judged),
     why_not=_why_not_generated,
-    if_forward_diverges=TOKENS_DIVERGE,
     describe=_describe,
     file="generation.safetensors",
     tensors=_tensors,
@@ -245,7 +236,6 @@ BEAMS = dataclasses.replace(
     GENERATION,
     name="beams",
     attribute="beam_search",
-    signature="beam_search(prompt, max_new_tokens, beams, source=…), and length_penalty=… → tokens and scores (batch,)",
     purpose="tokens as in generation, and a score for each row (batch,). The score is the sum of log softmax(logits) "
     "at the n new tokens, up to the end token, divided by ((5 + n) / 6)^length_penalty",
     ways=(
@@ -266,13 +256,3 @@ GENERATION_OF_GIVEN = dataclasses.replace(
 """Generation with the weights of a checkpoint. The requests are as short as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
-
-
-def what_is_generated(probe: Probe) -> str:
-    """Describe how many tokens of how many prompts are compared for a checkpoint."""
-    (request,) = asked.given_requests(probe).first
-    rows, length = request.prompt.shape
-    return (
-        f"generate: with your parameters, only greedy decoding is compared ({count(rows, 'prompt')} of "
-        f"{count(length, 'token')}, {count(request.steps, 'new token')}), not sampling or prompts of different lengths"
-    )

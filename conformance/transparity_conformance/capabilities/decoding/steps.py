@@ -18,10 +18,8 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Shapes,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -33,7 +31,6 @@ from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe
 from transparity_conformance.oracle.reach.thresholds import thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, gap
-from transparity_conformance.report.report import DIVERGES
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +52,9 @@ class StepRequest:
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
 
-def step_requests(probes: Probes) -> dict[str, StepRequest]:
+def step_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     """Return requests to decode the first probe token by token, and in chunks of different lengths."""
-    key, probe = first_of(probes)
+    key, probe = forward.key, forward.first
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}
     if length > 2:
@@ -80,7 +77,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     Some requests have large chunks, one row, two batches in turns, or a mask. Others decode the longest probe, or cross
     a threshold. The first chunk of a long text is long or short.
     """
-    _, probe = first_of(forward.probes)
+    probe = forward.first
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:
@@ -221,7 +218,6 @@ def _simulated(probe: Probe, sizes: tuple[int, ...], fault: SimulatedFault) -> n
 STEPS = Capability(
     name="steps",
     attribute="step",
-    signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache, initially None",
     purpose="the logits of the first probe, decoded with a cache, in chunks of the given sizes",
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,
@@ -229,7 +225,6 @@ STEPS = Capability(
     judge=judging(_judged, notes=_notes),
     why_not=_why_no_steps,
     stays=1,
-    if_forward_diverges=f"{DIVERGES}, so cached steps diverge, too",
     describe=lambda request: {"sizes": list(request.sizes)},
     sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

@@ -14,6 +14,7 @@ from transparity_conformance.capabilities.capability import Judged, kept_in
 from transparity_conformance.capabilities.faults import edited
 from transparity_conformance.capabilities.requests import Request, following
 from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.report.comparison import SHARE
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import filter_logits
@@ -71,12 +72,9 @@ def _judged(request: Request, content: bytes, shape: tuple[int, ...], dtype: str
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
     worst = errors.max(axis=0)
-    places = [f"token {request.prompt.shape[1] + step}, {request.name}" for step in range(len(worst))]
-    ties = [place for place, error in zip(places, worst, strict=True) if 0 < error <= budget]
-    near = tuple(f"{place}: two choices are equally good, within rounding" for place in ties)
     over = np.flatnonzero(worst > budget)
     step = int(over[0]) if over.size else int(worst.argmax())
-    return Judged(float(worst[step]), budget, places[step], near)
+    return Judged(float(worst[step]), budget, f"token {request.prompt.shape[1] + step}, {request.name}")
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
@@ -145,11 +143,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     tied = worse
     if (worse > 2 * budget).any():
         tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
-    place = f"the tokens, {request.name}"
-    # If two results have the same tokens, their scores differ only by float64 rounding.
-    others = tied > 2 * oracle.budget("scores", "float64")
-    near = (f"{place}: two results are equally good, within rounding",) if (others & (tied <= 2 * budget)).any() else ()
-    return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
+    return max(Judged(float(tied.max()), 2 * budget, f"the tokens, {request.name}"), of_scores, key=SHARE)
 
 
 def true_scores(request: Request, tokens: np.ndarray) -> Oracle:

@@ -10,7 +10,6 @@ Some faults in the loss and in gradient clipping depend on the number of ranks. 
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import functools
 import inspect
 import math
@@ -27,13 +26,12 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity.training import Training
 from transparity_conformance.capabilities.sharding import Placement, Sharding, split
 from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.decoding.steps import prefill
 from transparity_numpy.training.loss import cross_entropy
-from transparity_numpy.training.optimization import clip_by_global_norm, train
+from transparity_numpy.training.optimization import clip_by_global_norm
 
 Run = Callable[..., Any]
 
@@ -229,18 +227,11 @@ def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
     ]
 
 
-def _train_clipped(
-    clip: Callable[[Arrays, float], Arrays],
-    config: TransformerConfig,
-    parameters: Arrays,
-    batches: tuple[Arrays, ...],
-    training: Training,
-) -> tuple[list[float], Arrays]:
-    def differentiate(*given: Any, **named: Any) -> tuple[np.ndarray, Arrays]:
-        loss, gradients = loss_and_gradients(*given, **named)
-        return loss, gradients if training.max_norm is None else clip(gradients, training.max_norm)
-
-    return train(config, parameters, batches, dataclasses.replace(training, max_norm=None), differentiate)
+def _train_clipped(clip: Callable[[Arrays, float], Arrays], *given: Any) -> tuple[list[float], Arrays]:
+    edits = (("clip_by_global_norm(gradients,", "clip(gradients,"),)
+    run = edited(edits, "training.optimization.train", clip=clip)
+    losses, learned = run(*given, differentiate=loss_and_gradients)
+    return losses, learned
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:

@@ -26,7 +26,6 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    first_of,
     kept_in,
 )
 from transparity_conformance.capabilities.faults import MICRO_BATCH_FAULTS, Run
@@ -53,14 +52,7 @@ from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import (
-    DIVERGES,
-    CapabilityResult,
-    Cause,
-    ClaimResult,
-    Divergence,
-    not_compared,
-)
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
@@ -219,7 +211,7 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 def _further_requests(forward: ForwardPass) -> Requests:
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
-    return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
+    return {} if probe.is_large or key == forward.key else {key: _cut(probe)}
 
 
 @kept_in(0)
@@ -345,45 +337,38 @@ OPTIONS = {"micro_batches": 2, "checkpointing": True, ROUTERS: 1.0}
 
 
 def _way(claim: str, **further: Any) -> Way:
-    return Way(claim, here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]}, **further)
+    def requests(forward: ForwardPass) -> Requests:
+        return {forward.key: _cut(forward.first) if forward.logits else forward.first}
+
+    return Way(claim, requests, **further)
 
 
 def _option(name: str, keywords: tuple[str, ...] = (), **further: Any) -> Way:
-    further |= {"requests": lambda probes: {}, "keywords": keywords or (name,), "is_optional": True}
+    further |= {"keywords": keywords or (name,), "is_optional": True}
     return _way(f"gradients.{name}", **further)
 
 
 GRADIENTS = Capability(
     name="gradients",
     attribute="loss_and_gradients",
-    signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss with respect to every parameter",
     ways=(
-        _way("gradients", requests=lambda probes: dict([first_of(probes)]), further=_further_requests),
+        _way("gradients", further=_further_requests),
         _option(
             "micro_batches",
             faults=MICRO_BATCH_FAULTS,
-            is_listed=lambda config: False,
+            is_listed=False,
             why_not=lambda probe, dtype: "a large model is compared on one row, which cannot be split" * probe.is_large,
         ),
-        _option("checkpointing", is_listed=lambda config: False),
-        _option(
-            "dropout", ("checkpointing", "seed"), is_listed=lambda config: config.dropout > 0, why_not=why_no_dropout
-        ),
-        _option(
-            ROUTERS,
-            faults=WITHOUT_GRADIENTS,
-            is_listed=lambda config: most_experts(config) > 0,
-            why_not=why_no_router_loss,
-        ),
+        _option("checkpointing", is_listed=False),
+        _option("dropout", ("checkpointing", "seed"), why_not=why_no_dropout),
+        _option(ROUTERS, faults=WITHOUT_GRADIENTS, why_not=why_no_router_loss),
     ),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,
     why_not=_why_no_gradients,
     dtypes=WIDE,
-    not_in="gradients are compared in float32 and float64, not in {}",
-    if_forward_diverges=f"not compared, because {DIVERGES}",
     needs=("loss",),
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     missing_is_wrong=True,

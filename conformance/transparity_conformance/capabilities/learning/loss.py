@@ -135,15 +135,15 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 LOSS = Capability(
     name="loss",
     attribute="loss",
-    signature="loss(targets, **tokens) → number",
     purpose="the loss is the mean of -log softmax(logits)[target] over all targets that are not pad_id",
-    ways=(Way("loss", dict, LOSS_FAULTS, is_comparable=has_a_loss),),
+    ways=(Way("loss", lambda forward: dict(forward.probes), LOSS_FAULTS, is_comparable=has_a_loss),),
     ask=_ask,
     shapes=lambda key, probe: {f"{key}/loss": ()},
     judge=lambda way, requests, answers, forward: judge_losses(
         "loss", {key: float(answers[f"{key}/loss"]) for key in requests}, forward
     )[0],
     why_not=why_no_loss,
+    needs_forward=False,
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     file="targets.safetensors",
     tensors=lambda probe, _: {"targets": targets_of(probe.config, probe.inputs)},

@@ -25,7 +25,6 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    first_of,
     judging,
     kept_in,
 )
@@ -37,7 +36,6 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.comparison import SHARE, as_numbers, gap
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import DIVERGES
 
 STEPS, ROWS, TOKENS = 3, 3, 6
 
@@ -120,10 +118,10 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
 ONE_STEP = "sgd, clipped, one step"
 
 
-def _here(forward: ForwardPass) -> Requests:
+def _requests(forward: ForwardPass) -> Requests:
     """Return the training requests, with sizes that are multiples of the number of ranks. On several ranks, add a
     request with one step: if ranks clip by different norms, only the first step shows the cause."""
-    requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
+    requests = training_requests(forward.first.config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests
     first = next(iter(requests.values()))
@@ -188,24 +186,13 @@ def _describe(request: TrainingRequest) -> dict[str, Any]:
 TRAINING = Capability(
     name="training",
     attribute="train",
-    signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     purpose="the learned parameters of a tiny model, trained one step on each batch, and the loss before each step",
-    ways=(
-        Way(
-            "train",
-            lambda probes: training_requests(first_of(probes)[1].config),
-            OPTIMIZER_FAULTS,
-            optimizer_faults,
-            here=_here,
-        ),
-    ),
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS, optimizer_faults),),
     ask=_ask,
     shapes=_shapes,
     judge=judging(_judged),
     why_not=why_no_loss,
     dtypes=WIDE,
-    not_in="training is compared in float32 and float64, not in {}",
-    if_forward_diverges=f"not compared, because {DIVERGES}",
     describe=_describe,
     file="training.safetensors",
     tensors=_tensors,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -91,6 +92,9 @@ class Pool:
         return found
 
 
+FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
+"""Matches the step that views a convolution kernel as a matrix or a vector, before rows are selected."""
+
 IsRight = Callable[[Lines, str], bool]
 
 
@@ -145,8 +149,9 @@ def _ways(
 ) -> list[Lines]:
     ways: list[Lines] = []
     for texts in itertools.product(*(texts_of(name, config, shapes) for name in each.parameters)):
-        names = (parted(text, pool.shapes)[0] for text in texts if text != ABSENT)
-        modules = {name.rpartition(".")[0] for name in names} - {""}
-        if not in_one or len(modules) <= 1:
+        parts = [parted(text, pool.shapes) for text in texts if text != ABSENT]
+        modules = {name.rpartition(".")[0] for name, _ in parts} - {""}
+        cuts = {FLAT.sub("", steps.removeprefix(".T")) for _, steps in parts if "[" in steps}
+        if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # split a fused bias like its weight
             ways.append(dict(zip(each.parameters, texts, strict=True)))
     return [way for way in ways if is_right(way, each.tap)] if each.is_shown else ways

@@ -70,8 +70,10 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield two groups of tensors that may contain the parameters of `ours`, a parameter or an activation: the
-        tensors whose names contain the layer's number, and all tensors. All have unused elements."""
+        """Yield two groups of tensors that may contain the parameters of `ours`, a parameter or an activation.
+
+        The first group has the layer's number in its names; the second has all tensors with unused elements.
+        """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
         near = [name for name in left if not place or place[1] in map(int, NUMBER.findall(name))]

@@ -70,22 +70,14 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield three groups of tensors that may contain the parameters of `ours`, a parameter or an activation. Each
-        group includes the group before it, and all tensors have unused elements.
+        """Yield two groups of tensors that may contain the parameters of `ours`, a parameter or an activation.
 
-        1. The first number in the tensor's name is the layer's number, and the text before this number does not name
-        the other stack. 2. The layer's number is anywhere in the name. 3. No condition.
+        The first group has the layer's number in its names; the second has all tensors with unused elements.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
-        wanted = [place[1]] if place else []
-        numbers = {name: [int(each) for each in NUMBER.findall(name)] for name in left}
-        own, other = ("enc", "dec") if ours.startswith("encoder.") else ("dec", "enc")
-        before = {name: NUMBER.split(name)[0].lower() for name in left}
-        others = {name for name in left if other in before[name] and own not in before[name]}
-        first = [name for name in left if numbers[name][:1] == wanted and name not in others]
-        near = [name for name in left if set(wanted) <= set(numbers[name])]
-        for names in dict.fromkeys(map(tuple, (first, near, left))):
+        near = [name for name in left if not place or place[1] in map(int, NUMBER.findall(name))]
+        for names in dict.fromkeys(map(tuple, (near, left))):
             yield self._with_stacks({name: left[name] for name in names}, place)
 
     def _with_stacks(self, shapes: Shapes, place: tuple[str, int, str] | None) -> Shapes:

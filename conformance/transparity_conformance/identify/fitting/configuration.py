@@ -21,7 +21,7 @@ from transparity_conformance.identify.fitting.values.head import (
     pooling_fields,
     scale_of_logits,
 )
-from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, factor_behind, kind_and_eps
+from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 from transparity_conformance.identify.fitting.values.scores import Scale
 from transparity_numpy.arithmetic.functional import nest
@@ -153,10 +153,6 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
     """Return the kind and the eps of all norms, and record a remark for each norm with another eps."""
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
-    if final in named:
-        factor = factor_behind(named[final], kind, eps)
-        last.stream.head_factor *= factor
-        named = {**named, final: named[final].times(1 / factor)}
     others = eps_besides(named, kind, eps)
     found.remarks += [f"{name} has eps {each:g}; the others {eps:g}" for name, each in others.items()]
     return kind, eps

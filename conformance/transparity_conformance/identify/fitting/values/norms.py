@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,9 +41,6 @@ class Norm:
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
-
-    def times(self, factor: float) -> Norm:
-        return dataclasses.replace(self, factors=self.factors * factor)
 
 
 @dataclass
@@ -151,14 +147,6 @@ def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, f
     """Return the names and eps of the norms that the common eps does not explain."""
     own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
-
-
-def factor_behind(norm: Norm, kind: str, eps: float) -> float:
-    """Return the factor that multiplies a norm's result; 1 if another eps explains the result better."""
-    divisors, sizes = _sizes(kind, [norm])
-    factor = float(np.median(_expected(kind, eps, sizes) / divisors))
-    own = _misfit(kind, _eps(kind, divisors, sizes), divisors, sizes)
-    return factor if _misfit(kind, eps, factor * divisors, sizes) < own else 1.0
 
 
 def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:

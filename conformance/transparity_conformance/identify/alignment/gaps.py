@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transparity.taps import in_layer
 from transparity_conformance.diagnosis.walk import dependents
 from transparity_conformance.identify.alignment.found import Found, Matches
 from transparity_conformance.identify.alignment.known_faults import behind_faults, is_reached
@@ -99,48 +98,6 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
-
-
-def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation that runs the same code as this tap's operation in another layer, or None if the code
-    differs."""
-    named, port = in_layer(lost), found.port
-    if named is None:
-        return None
-    stack, layer, name = named
-    split = {tap: in_layer(tap) for tap in found.matches}
-    known = {each[1:]: found.matches[tap] for tap, each in split.items() if each and each[0] == stack}
-    layers = found.probe.config.stack_num_layers(stack)
-    period = _period(port.keys, {at: match.index for at, match in known.items()}, layers)
-    for other in range(layers) if period else ():
-        match = known.get((other, name))
-        index = match.index + (layer - other) * period if match else -1
-        if match is None or not 0 <= index < len(port.keys):
-            continue
-        is_alike = port.keys[index] == port.keys[match.index]
-        has_shape = port.values[index].shape == port.values[match.index].shape
-        if is_alike and has_shape and found.admits(lost, index):
-            return Match(index, match.layout)
-    return None
-
-
-def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers: int) -> int:
-    """Return the number of operations per layer if all layers run the same operations; otherwise 0."""
-    if layers < 2 or not known:
-        return 0
-    first, last = min(known.values()), max(known.values())
-    by_layer = [[index for (layer, _), index in known.items() if layer == each] for each in range(layers)]
-    longest = max(max(span) - min(span) for span in by_layer if span)
-    same_tap = [pair for pair in itertools.combinations(known.items(), 2) if pair[0][0][1] == pair[1][0][1]]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    ids = np.array([numbers[key] for key in keys])
-    for period in range(len(ids) // layers, longest, -1):
-        differs = np.flatnonzero(ids[period:] != ids[:-period])
-        for begin, end in itertools.pairwise([-1, *differs.tolist(), len(ids) - period]):
-            covers = begin < first and last < end + period and end - begin > (layers - 1) * period
-            if covers and all(j - i == (b - a) * period for ((a, _), i), ((b, _), j) in same_tap):
-                return period
-    return 0
 
 
 def rearranged(found: Found, lost: str) -> Matches:

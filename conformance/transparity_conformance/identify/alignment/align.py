@@ -51,9 +51,7 @@ class _Aligning:
                 self.by_value |= set(equal)
                 self.found = self.found.adding(equal)
             lost = self.found.flow.without_consequence(self.found.matches, self.found.matches)
-            resumed = lost and (
-                gaps.rearranged(self.found, lost[0]) or gaps.further_on(self.found, lost[0]) or self._resumed(lost)
-            )
+            resumed = lost and (gaps.further_on(self.found, lost[0]) or self._resumed(lost))
             if not resumed:
                 return
             passed = gaps.only_passed(self.found, set(resumed.keys() & self.found.matches.keys()))

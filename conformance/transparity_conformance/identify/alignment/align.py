@@ -51,9 +51,7 @@ class _Aligning:
                 self.by_value |= set(equal)
                 self.found = self.found.adding(equal)
             lost = self.found.flow.without_consequence(self.found.matches, self.found.matches)
-            resumed = lost and (
-                gaps.rearranged(self.found, lost[0]) or gaps.further_on(self.found, lost[0]) or self._resumed(lost)
-            )
+            resumed = lost and (gaps.further_on(self.found, lost[0]) or self._resumed(lost))
             if not resumed:
                 return
             passed = gaps.only_passed(self.found, set(resumed.keys() & self.found.matches.keys()))
@@ -73,14 +71,12 @@ class _Aligning:
         return best if best is resumed else in_its_flow(best, self.taps)
 
     def complete(self) -> None:
-        """Match the logits. Then match missing taps by the code of other layers, the data flow, or known faults."""
+        """Match the logits. Then match missing taps by the data flow or by known faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
         self.found = self.found.adding({"logits": answer})
         lost = flow.without_consequence(self.found.matches, self.by_value - {"logits"})
-        same = {tap: gaps.repeated(self.found, tap) for tap in lost}
-        self.found = self.found.adding({tap: match for tap, match in same.items() if match})
         lost = [tap for tap in self._missing if tap in lost or not flow.inputs[tap]]
         # A port may never compute a router's choice as an array, for example if it gathers the chosen weights.
         unknown = {tap for tap in self._missing if is_choice(tap)}
@@ -110,8 +106,7 @@ class _Aligning:
 
     def _resumed(self, lost: Collection[str]) -> Matches:
         """Return a match for the first tap of `lost` for which a match exists. A wrong value of the port matches a tap
-        if the reference, continued from this value, computes later values of the port. If there is no such value, use
-        the code that computes the same tap in another layer."""
+        if the reference, continued from this value, computes later values of the port."""
         found, port = self.found, self.found.port
         for tap in lost:
             faulty = known_faults.behind_faults(found, tap)
@@ -126,7 +121,6 @@ class _Aligning:
                     if found.admits(tap, match.index) and found.keeps_features(tap, match)
                 ]
                 chosen = found.most_gaining(tap, like)
-            chosen = chosen or gaps.repeated(found, tap)
             if chosen is not None:
                 return {tap: chosen}
         return {}

@@ -1,10 +1,9 @@
-"""Find taps that no comparison of values finds: taps between two faults, and taps whose elements the port rearranges.
+"""Find taps that no comparison of values finds: taps between two faults, and taps whose features have another order.
 
 If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
 of the right size between the known taps before and after it.
 
-A port may also merge heads in a wrong order, or store the features of queries and keys in another order. The order of
-features has no effect on the scores.
+A port may also store the features of queries and keys in another order, which has no effect on the scores.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transparity.taps import in_layer
-from transparity_conformance.diagnosis.walk import dependents
 from transparity_conformance.identify.alignment.found import Found, Matches
-from transparity_conformance.identify.alignment.known_faults import behind_faults, is_reached
+from transparity_conformance.identify.alignment.known_faults import behind_faults
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
 
@@ -99,79 +96,6 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
-
-
-def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation that runs the same code as this tap's operation in another layer, or None if the code
-    differs."""
-    named, port = in_layer(lost), found.port
-    if named is None:
-        return None
-    stack, layer, name = named
-    split = {tap: in_layer(tap) for tap in found.matches}
-    known = {each[1:]: found.matches[tap] for tap, each in split.items() if each and each[0] == stack}
-    layers = found.probe.config.stack_num_layers(stack)
-    period = _period(port.keys, {at: match.index for at, match in known.items()}, layers)
-    for other in range(layers) if period else ():
-        match = known.get((other, name))
-        index = match.index + (layer - other) * period if match else -1
-        if match is None or not 0 <= index < len(port.keys):
-            continue
-        is_alike = port.keys[index] == port.keys[match.index]
-        has_shape = port.values[index].shape == port.values[match.index].shape
-        if is_alike and has_shape and found.admits(lost, index):
-            return Match(index, match.layout)
-    return None
-
-
-def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers: int) -> int:
-    """Return the number of operations per layer if all layers run the same operations; otherwise 0."""
-    if layers < 2 or not known:
-        return 0
-    first, last = min(known.values()), max(known.values())
-    by_layer = [[index for (layer, _), index in known.items() if layer == each] for each in range(layers)]
-    longest = max(max(span) - min(span) for span in by_layer if span)
-    same_tap = [pair for pair in itertools.combinations(known.items(), 2) if pair[0][0][1] == pair[1][0][1]]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    ids = np.array([numbers[key] for key in keys])
-    for period in range(len(ids) // layers, longest, -1):
-        differs = np.flatnonzero(ids[period:] != ids[:-period])
-        for begin, end in itertools.pairwise([-1, *differs.tolist(), len(ids) - period]):
-            covers = begin < first and last < end + period and end - begin > (layers - 1) * period
-            if covers and all(j - i == (b - a) * period for ((a, _), i), ((b, _), j) in same_tap):
-                return period
-    return 0
-
-
-def rearranged(found: Found, lost: str) -> Matches:
-    """If the port rearranges the elements of inputs of `lost`, for example when it merges heads, match these inputs
-    after the rearrangement. The reference must then compute the port's values of the next taps."""
-    feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
-    for is_any in (True, False):
-        misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
-        moved = {tap: match for tap, match in misplaced.items() if match is not None}
-        behind = {lost}.union(*(found.flow.outputs[tap] for tap in moved))
-        if moved and all(is_reached(found.adding(moved), tap) for tap in behind):
-            return moved
-    return {}
-
-
-def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that contains the tap's elements in another order. An order that a
-    permutation of the axes explains does not count; without `is_any`, only the least permutation is tried."""
-    ours, match, port = found.values[tap], found.matches[tap], found.port
-    same = {match.index}
-    for index in port.by_size[ours.size]:
-        if index <= match.index or same.isdisjoint(port.inputs[index]):
-            continue
-        if not np.array_equal(port.sketch(index), port.sketch(match.index)):
-            continue
-        fits = layouts(ours.shape, port.values[index].shape, port.heads)
-        ways = [Match(index, dataclasses.replace(fit, features=match.layout.features)) for fit in fits]
-        if fits and not any(np.array_equal(port.read(way), ours) for way in ways[: None if is_any else 1]):
-            return Match(index, fits[0])
-        same.add(index)
-    return None
 
 
 def further_on(found: Found, lost: str) -> Matches:

@@ -1,17 +1,11 @@
-"""Find the activations (taps) that a port does not return: record all operations, and match them by value.
-
-The taps are found on a single row, which may hide a fault. For example, a norm hides a factor of its input, except if
-the activations are so small that the norm's eps matters. If another probe then shows the fault, the tap moves to a
-later operation.
-"""
+"""Find the activations (taps) that a port does not return: record all operations, and match them by value."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,16 +16,12 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance import work
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Actual, Progress
-from transparity_conformance.diagnosis.search.clock import WORK, Clock, OutOfTime
+from transparity_conformance.diagnosis.search.clock import WORK, Clock
 from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.found import Flow, Found, flow_of
-from transparity_conformance.identify.alignment.known_faults import behind_faults
-from transparity_conformance.identify.alignment.plan import Plan, plan_of, planned, read
+from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.forms import without_loops
-from transparity_conformance.matching.graph import ancestors
-from transparity_conformance.matching.recorded import Match
 from transparity_conformance.matching.values import same_numbers
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
@@ -194,18 +184,12 @@ def _heard(
         ran[key] = without_loops(probe, operations) if has_loops else operations
     shown = actual if probes else {row.name: taps}
 
-    @functools.cache
-    def read_by(plan: Plan) -> dict[str, AlignedCall]:
-        return {key: _call(plan, every[key], operations, shown[key], forwards) for key, operations in ran.items()}
-
-    with contextlib.suppress(OutOfTime):
-        taps_by = lambda plan: {key: call.taps for key, call in read_by(plan).items()}
-        plan = further_on_probes(plan, row, every, taps_by, dtype, clock)
+    calls = {key: _call(plan, every[key], operations, shown[key], forwards) for key, operations in ran.items()}
     taps_of_row = list(row.oracle.expected)
     absent = [tap for tap in taps_of_row if tap not in plan.matches]
     named = ", ".join(absent[:3]) + (", …" if absent[3:] else "")
     says = f"{len(absent)} of {len(taps_of_row)} activations of the reference match no operation of the port: {named}"
-    return RecordedPort(read_by(plan), (says,) if absent else (), {} if probes else {row.name: row})
+    return RecordedPort(calls, (says,) if absent else (), {} if probes else {row.name: row})
 
 
 def _call(
@@ -235,43 +219,3 @@ def aligned_probe(probe: Probe) -> Probe:
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
     return AlignedRow(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
-
-
-Taps = Mapping[str, Arrays]
-
-
-def further_on_probes(
-    plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
-) -> Plan:
-    """Return the plan, made on `row`, with some taps moved to later operations. A tap moves if a tap directly after it
-    is wrong on a probe, and the move makes all of these taps right. `read` returns the taps of each call by a plan."""
-    wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
-    flow = flow_of(row, plan.known) if wrong else Flow({}, {})
-    for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:
-        for match in _later(Found(row, plan.port, flow, clock, plan.matches, plan.known), tap):
-            other = planned(plan.port, {**plan.matches, tap: match}, plan.known)
-            if not _wrong_taps(probes, read(other), dtype, plan.known) & flow.outputs[tap]:
-                plan = other
-                break
-    return plan
-
-
-def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    wrong: set[str] = set()
-    for key, shown in taps.items():
-        probe, ours = probes[key], walk(probes[key], shown, known)
-        gaps = {tap: judged_gap(probe, tap, value, ours[tap], dtype, shown) for tap, value in shown.items()}
-        wrong |= {tap for tap, apart in gaps.items() if not apart <= probe.oracle.budget(tap, dtype)}
-    return wrong
-
-
-def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield other matches of `tap`: operations after its present match that compute `tap` with a known fault. All paths
-    from the present match to the taps that read `tap` lead through such an operation."""
-    others, early = found.without([tap]), found.matches[tap]
-    ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
-    for match in behind_faults(others, tap, of_weights=False).values():
-        is_later = match.index != early.index and found.port.leads_to(early.index, match.index)
-        otherwise = ancestors({*ends} - {match.index}, found.port.inputs.__getitem__, {match.index})
-        if ends and is_later and early.index not in otherwise:
-            yield dataclasses.replace(match, distance=early.distance)

@@ -75,13 +75,6 @@ def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
     return {index: match for index, match in matches.items() if is_followed(match)}
 
 
-def is_reached(found: Found, tap: str) -> bool:
-    """Return whether the port computes `tap` from the matched taps, correctly or with one fault."""
-    if found.port.nearest(found.at(tap)):
-        return True
-    return made_by_a_fault(found, tap, behind_faults(found, tap)) is not None
-
-
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()

@@ -45,7 +45,11 @@ def plan_of(
     """Align the operations of a call (one row without padding) with the reference. The reference also has the port's
     `known` faults."""
     port = recorded(probe, operations, answer, dtype)
-    return planned(port, align(probe, port, clock, known), known)
+    matches = align(probe, port, clock, known)
+    ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
+    in_order = {tap: match for tap, match in ordered.items() if match is not None}
+    unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
+    return Plan(port, matches, in_order, {tap: found for tap, found in unchanged.items() if found}, known)
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
@@ -54,13 +58,6 @@ def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, 
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in with_biases(operations)]
     return Recorded(once, answer, heads, dtype)
-
-
-def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
-    ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
-    in_order = {tap: match for tap, match in ordered.items() if match is not None}
-    unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
-    return Plan(port, matches, in_order, {tap: found for tap, found in unchanged.items() if found}, known)
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:

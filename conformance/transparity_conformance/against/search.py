@@ -123,7 +123,8 @@ class EditSearch:
             self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost}, now.values
         )
         best: list[Explanation] = []
-        self._reserved = self.clock.work.left * (1 - SHARE)
+        left = self.clock.work.left
+        self._reserved = left * (1 - SHARE)
         with contextlib.suppress(OutOfTime), float64_defaults():
             further = 0
             for tried in self._rounds(now, port, steps):
@@ -135,6 +136,8 @@ class EditSearch:
                 is_found = first and first.after.agrees and not first.is_denied and first.edit.rank < RANK_OF_FITTED
                 if further > LAG or is_found:
                     break
+        if best:
+            self.clock.reserve(left)  # so that the last of many faults is searched as far as the first
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
@@ -309,9 +312,9 @@ class EditSearch:
             if made is not None and agreeing(made, theirs, now.shares.get(output, 0.0)):
                 wider = tuple(dataclasses.replace(each, operation=operation) for each in edit.wider)
                 told = dataclasses.replace(edit, operation=operation, wider=wider)
-                found = [each for each in self._explaining(told, number, now, port) if each.after.agrees]
-                if found:
-                    return min(found, key=lambda each: each.key)
+                found = min(self._explaining(told, number, now, port), key=lambda each: each.key, default=None)
+                if found is not None:
+                    return found
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:

@@ -23,7 +23,8 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
         yield from _along(axis, value.shape[axis], where)
     for a, b in itertools.combinations(range(-1, -value.ndim - 1, -1), 2):
         if value.shape[a] == value.shape[b] > 1:
-            yield _edit(f"swaps the axes {b} and {a} of {where}", operator.methodcaller("transpose", a, b))
+            swapped = lambda x, a=a, b=b: x.transpose(a, b).contiguous()  # a later step may be a view
+            yield _edit(f"swaps the axes {b} and {a} of {where}", swapped)
 
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:

@@ -165,6 +165,9 @@ ALIKE: tuple[tuple[str, ...], ...] = (
 )
 """Groups of operations that take the same arguments, so that programmers confuse them."""
 
+INVERSE = {"add": "sub", "mul": "div"}
+"""For each commutative operation, its inverse, which is not commutative."""
+
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
 )
@@ -177,17 +180,22 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
             if other != name:
                 says = f"applies `{other}`, where the reference applies `{name}`"
                 yield Edit("function", says, functools.partial(_called, other=other), rank=1)
+    if name in INVERSE and len(at.step.args) > 1 and all(isinstance(item, Ref) for item in at.step.args[:2]):
+        says = f"applies `{INVERSE[name]}` to the swapped operands, where the reference applies `{name}`"
+        yield Edit("function", says, functools.partial(_called, other=INVERSE[name], is_turned=True), rank=1)
     for label, function in activations().items() if name in ACTIVATIONS else ():
         says = f"applies {label}, where the reference applies `{name}`"
         made = lambda at, function=function: lambda values: at.fitting(function(values[at.step.inputs[0]]))
         yield Edit("function", says, made, rank=1)
 
 
-def _called(at: At, other: str) -> Change:
+def _called(at: At, other: str, is_turned: bool = False) -> Change:
     import torch
 
     def changed(values: Values) -> Any:
-        return at.fitting(getattr(torch, other)(*filled(at.step.args, values), **at.step.kwargs))
+        args = filled(at.step.args, values)
+        args = (args[1], args[0], *args[2:]) if is_turned else args
+        return at.fitting(getattr(torch, other)(*args, **at.step.kwargs))
 
     return changed
 

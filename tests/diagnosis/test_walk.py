@@ -15,6 +15,7 @@ from transparity.presets import preset
 from transparity.taps import recording
 from transparity_conformance.catalogue import hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
+from transparity_conformance.diagnosis.explain import _split_by
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.diagnosis.segment import Segment
@@ -61,6 +62,16 @@ def test_mistakes_that_exclude_each_other_are_contradicted_by_what_is_right() ->
     segment = segment_of(probe, tap, "logits", budgets={tap: 1e9, "logits": 0.0})
     assert segment.is_contradicted(probe, (one, other))
     assert not segment.is_contradicted(probe, (one,))
+
+
+def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() -> None:
+    probe, one, other = excluding("pre-norm")
+    segment, others = segment_of(probe, "logits"), {probe.name: probe}
+    harmless = Hypothesis(Fault("none", "none", "nothing is changed"))
+    assert _split_by(segment, (one,), (harmless,), (other,), others) == probe.name
+    assert _split_by(segment, (one,), (other,), (harmless,), others) == probe.name
+    assert _split_by(segment, (one,), (other,), (other,), others) is None
+    assert _split_by(segment, (one,), (harmless,), (harmless,), others) is None
 
 
 def segment_of(probe: Probe, *taps: str, budgets: dict[str, float] | None = None) -> Segment:

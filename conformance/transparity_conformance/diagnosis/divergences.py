@@ -156,6 +156,7 @@ def _by_answer(
         return ()
     told, ranked = wrong[0][1], [each for _, each in wrong]
     answer.told, answer.contradicts = told, wrong[0][0]
+    probes = {result.probe.name: result.probe for result in results.values()}
     elsewhere = [each for each in told if not {*each.sites} & {*faulty}]
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:
@@ -168,7 +169,7 @@ def _by_answer(
             if kept and is_same and _sites(best) <= {*_sites(kept.chosen), *faulty}:
                 explanations[tap] = kept
             else:
-                explanations[tap] = explained_by(segment, (), [best, *_rivals(segment, best, ranked[1:])])
+                explanations[tap] = explained_by(segment, (), [best, *_rivals(segment, best, ranked[1:])], probes)
             divergences.append(divergence_of(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
@@ -176,7 +177,7 @@ def _by_answer(
     if not _ids(told) <= placed:  # the remaining faults act at taps that no operation matches
         known = tuple(each for each in told if each.fault.id in placed)
         rests = [tuple(one for one in each if one.fault.id not in placed) for each in ranked if placed <= _ids(each)]
-        explanations["logits"] = explained_by(answer.segment, known, rests)
+        explanations["logits"] = explained_by(answer.segment, known, rests, probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
 
@@ -211,6 +212,7 @@ class _BySegment:
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
+        self.others = {result.probe.name: result.probe for result in results.values()}
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
         self.joint: dict[str, Explanation] = {}
@@ -250,7 +252,7 @@ class _BySegment:
     def _explain(self, tap: str, faulty: Sequence[str]) -> None:
         segment, scope = segment_of(self.results, tap, self.ranks), scope_of(tap)
         sites = candidate_sites(_worst(self.results, tap), tap)
-        found = explain(segment, sites, self.known, self.explanations, self.clock)
+        found = explain(segment, sites, self.known, self.others, self.explanations, self.clock)
         if self.answer and not found.chosen and scope not in self.joint:
             joint = self.joint[scope] = self._explain_jointly(tap, faulty, self.answer.found)
             if joint.chosen:
@@ -268,7 +270,7 @@ class _BySegment:
         if not end:
             return Explanation()
         segment, sites = segment_of(results, end, self.ranks), candidate_sites(_worst(results, end), end)
-        return explain(segment, sites, self._outside(scope_of(tap)), self.joint, self.clock, PAIR)
+        return explain(segment, sites, self._outside(scope_of(tap)), self.others, self.joint, self.clock, PAIR)
 
     def _outside(self, scope: str) -> Combination:
         return tuple(each for each in self.known if scope not in map(scope_of, each.sites))
@@ -291,7 +293,8 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
         ours = walk(worst.probe, worst.recorded, until=tap)[tap]
         profile = error_profile(worst.judged(tap, ours), ours)
     numbers = worst.errors[tap], worst.budgets[tap]
-    return Divergence(tap, *numbers, found.causes, found.indistinguishable, worst.probe.name, profile, is_misshapen)
+    ties = found.indistinguishable, found.split_by
+    return Divergence(tap, *numbers, found.causes, *ties, worst.probe.name, profile, is_misshapen)
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:

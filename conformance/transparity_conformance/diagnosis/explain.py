@@ -22,6 +22,7 @@ from transparity_conformance.diagnosis.thresholds import DEEPEST
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.check.findings import places
+from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import OR, Cause
 
@@ -34,6 +35,8 @@ class Explanation:
     chosen: Combination = ()
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference equally well."""
+    split_by: str | None = None
+    """The name of a probe on which the causes and the faults in `indistinguishable` have different results."""
     remains: bool = False
     """Whether the causes explain only some of the probes."""
 
@@ -42,12 +45,14 @@ def explain(
     segment: Segment,
     sites: list[str],
     known: Combination,
+    others: Mapping[str, Probe],
     earlier: Mapping[str, Explanation],
     clock: Clock,
     deepest: int = DEEPEST,
 ) -> Explanation:
     """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, in addition to the
-    `known` faults. Try faults of `earlier` explanations first, because a fault is often in several layers."""
+    `known` faults. `others` are all probes, which may distinguish causes that explain the segment equally well. Try
+    faults of `earlier` explanations first, because a fault is often in several layers."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
@@ -63,21 +68,27 @@ def explain(
     if not found:
         return Explanation()
     found = _uncontradicted_first(segment, known, search.screen, found)
-    return explained_by(segment, known, found, remains=remains)
+    return explained_by(segment, known, found, others, remains=remains)
 
 
 def explained_by(
-    segment: Segment, known: Combination, found: Sequence[Combination], *, remains: bool = False
+    segment: Segment,
+    known: Combination,
+    found: Sequence[Combination],
+    others: Mapping[str, Probe],
+    *,
+    remains: bool = False,
 ) -> Explanation:
     """Return an explanation by the first combination in `found`; the others explain the segment equally well."""
     chosen, *rest = [_where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
-    own, exact = {each.fault.id for each in chosen}, [name for each in chosen for name in each.fault.equivalents]
-    alike = (each.fault.id for rival in rest if len(rival) == len(chosen) for each in rival)
-    ids = tuple(dict.fromkeys([*exact, *(name for name in alike if name not in own)]))
-    return Explanation(causes, chosen, ids, remains=remains)
+    rivals = _rivals(chosen, rest)
+    exact = [name for each in chosen for name in each.fault.equivalents]
+    ids = tuple(dict.fromkeys([*exact, *(name for new in rivals for name in new)]))
+    splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals.values())
+    return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
 
 
 def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
@@ -106,6 +117,15 @@ def _is_same(values: Sequence[np.ndarray | None], others: Sequence[np.ndarray | 
     return all(one is not None and other is not None and np.array_equal(one, other) for one, other in pairs)
 
 
+def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
+    own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
+    for rival in rest:
+        new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
+        if new and len(rival) == len(chosen):
+            rivals.setdefault(new, rival)
+    return rivals
+
+
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
@@ -125,7 +145,7 @@ def _same_as_earlier(
             *others, last = _causes(segment, known, chosen, before, screen)
             if each.chosen[-1].fault.description == chosen[-1].fault.description:
                 last = dataclasses.replace(last, says=each.causes[-1].says)
-            return Explanation((*others, last), chosen, each.indistinguishable)
+            return Explanation((*others, last), chosen, each.indistinguishable, each.split_by)
     return None
 
 
@@ -204,3 +224,18 @@ def _other(fault: Fault, other: Fault) -> str:
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description.startswith(fault.description) else other.description
+
+
+def _split_by(
+    segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
+) -> str | None:
+    """Return the first probe on which two combinations differ by more than the budget, or only one is possible."""
+    for name, probe in others.items():
+        one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
+        if one is None or other is None:
+            if one is not other:
+                return name
+            continue
+        if gap(one, other) > segment.budget(probe):
+            return name
+    return None

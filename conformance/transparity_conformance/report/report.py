@@ -155,6 +155,8 @@ class Divergence(Compared):
     """The causes that together explain the difference, the most likely first; empty if none explains it."""
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference as well as the first cause does."""
+    split_by: str | None = None
+    """A probe that would distinguish the first cause from the faults in `indistinguishable`."""
     probe: str = ""
     """The probe with the largest error."""
     profile: dict[str, Any] = field(default_factory=dict)
@@ -170,7 +172,7 @@ class Divergence(Compared):
 
     @property
     def unexplained(self) -> Divergence:
-        return dataclasses.replace(self, causes=(), indistinguishable=())
+        return dataclasses.replace(self, causes=(), indistinguishable=(), split_by=None)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from transparity_conformance.identify.alignment.heard import (
 )
 from transparity_conformance.identify.alignment.reported import (
     hypothesis_of,
+    with_exchanges,
     with_first_line,
     with_lines,
 )
@@ -167,7 +168,7 @@ def _judged(
         )
     except Interrupted as ended:
         raise Interrupted(with_lines(ended.report, recorded, every)) from None
-    return with_lines(report, recorded, every)
+    return with_lines(with_exchanges(report, recorded, every, actual), recorded, every)
 
 
 def find_unsteady_line(evidence: Evidence) -> None:

@@ -1,4 +1,4 @@
-"""Add to a report the lines of the port."""
+"""Add to a report the port's lines, and swaps of weights that explain a fault as well as the reported cause does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from transparity_conformance.catalogue import faults_at
+from transparity_conformance.catalogue import faults_at, hypotheses
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.search.fitting import fittables
-from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.diagnosis.walk import Impossible, segment_budgets, walk
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
 from transparity_conformance.identify.alignment.lines import at_omission, behind_taps, maker, operation_of
 from transparity_conformance.listening.operation import Operation, Source
@@ -21,8 +22,10 @@ from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, Record
 from transparity_conformance.matching.values import is_whole
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.check.findings import spread
 from transparity_conformance.report.check.lines import PortLine
+from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Report
 
 
@@ -171,3 +174,46 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
         fitted = (numeric.make(cause.value) for numeric, _ in fittables(probe.config, [where]))
     made = (each for each in (*known, *fitted) if each.id == cause.mistake and cause.says.startswith(each.description))
     return next((Hypothesis(each, (where,)) for each in made), None)
+
+
+def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
+    """Add to each divergence the swaps of two weights that explain the same values. `actual` are the returned
+    activations."""
+    named = {tap for shown in actual.values() for tap in shown}
+    faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
+    return dataclasses.replace(report, faults=tuple(faults))
+
+
+def _with_exchanges(
+    fault: Divergence, dtype: str, heard: RecordedPort, probes: Mapping[str, Probe], named: Collection[str]
+) -> Divergence:
+    calls = {key: call for key, call in heard.calls.items() if fault.where in call.taps}
+    if len(fault.causes) != 1 or not calls:
+        return fault
+    known = {fault.causes[0].mistake, *fault.indistinguishable}
+    first = next(iter(calls))
+    for rival in _exchanges(probes[first], calls[first], fault.where, named):
+        if rival.fault.id in known:
+            continue
+        if all(_is_same(probes[key], call, fault.where, rival, dtype) for key, call in calls.items()):
+            known.add(rival.fault.id)
+            tied = (*fault.indistinguishable, rival.fault.id)
+            fault = dataclasses.replace(fault, indistinguishable=tied)
+    return fault
+
+
+def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
+    sublayer, order = where.rpartition(".")[0], list(call.taps)
+    before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
+    for hypothesis in hypotheses(probe.config, before):
+        if hypothesis.fault.is_mutual and len(hypothesis.sites) == 2:
+            yield hypothesis
+
+
+def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
+    """Return whether the reference computes the port's value at `where` from the port's earlier values, if the weights
+    of `rival` are swapped."""
+    given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
+    ours = walk(probe, given, (rival,), until=where)[where]
+    budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))
+    return share(judged_gap(probe, where, call.taps[where], ours, dtype, given), budgets[where]) <= 1

@@ -316,5 +316,6 @@ def _tie(fault: Divergence) -> str:
     if not fault.indistinguishable:
         return ""
     also = ", ".join(fault.indistinguishable)
+    splits = f"the probe {fault.split_by} would distinguish them" if fault.split_by else "no probe distinguishes them"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
-    return f"{also} would explain the difference as well as {named}; no probe distinguishes them."
+    return f"{also} would explain the difference as well as {named}; {splits}."

@@ -84,7 +84,7 @@ def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path)
 
 
 def test_a_small_model_has_few_tokens_whatever_the_ids_of_special_tokens_are() -> None:
-    real = {"target_vocab_size": 128_256, "pad_id": 3, "bos_id": 128_000, "eos_id": 128_009}
+    real: dict[str, Any] = {"target_vocab_size": 128_256, "pad_id": 3, "bos_id": 128_000, "eos_id": 128_009}
     small = small_system(dataclasses.replace(example_config("llama"), **real))
     assert (small.target_vocab_size, small.pad_id, small.bos_id, small.eos_id) == (31, 3, 29, 28)
 

@@ -6,7 +6,6 @@ The processes start once, with the environment variables of a launcher such as t
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import hashlib
 import importlib
@@ -14,11 +13,11 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import signal
+import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -48,10 +47,6 @@ class State:
     objects: dict[Any, Any] = field(default_factory=dict)
 
 
-STATES: list[State] = []
-"""The state of this process, if this process is a rank; otherwise empty."""
-
-
 class RanksError(RuntimeError):
     """Raised if a rank has exited or does not reply, or if ranks return different results."""
 
@@ -67,58 +62,89 @@ class Ranks:
 
     def __init__(self, module: str, count: int, devices: int) -> None:
         methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if count > 1 and "forkserver" in methods:
             multiprocessing.set_forkserver_preload([module])  # import the module once for all ranks
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-        shared = {"XLA_FLAGS": flags.strip(), **ON_THE_CPU}
-        self.pools = [
-            ProcessPoolExecutor(1, context, _start, (State(module, rank), shared | own))
-            for rank, own in enumerate(environments(count))
-        ]
-        self.alive = True
-        self.processes = self.do(_process)
+        self.connections: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for rank, variables in enumerate(environments(count)):
+            ours, theirs = context.Pipe()
+            variables |= {"XLA_FLAGS": flags.strip(), **ON_THE_CPU}
+            process = context.Process(target=_serve, args=(theirs, State(module, rank), variables), daemon=True)
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
         atexit.register(self.stop)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
         """Run a task on all ranks, and return the results. Raise a rank's error; if a rank does not reply, stop all."""
-        if not self.alive:
+        if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
-        asked = [pool.submit(_run, task, given) for pool in self.pools]
-        done = wait(asked, PATIENCE, FIRST_EXCEPTION).done
-        failed = next((error for each in asked if each in done and (error := each.exception())), None)
-        waiting = wait(asked, AFTER_A_FAILURE if failed else 0).not_done
-        if waiting or isinstance(failed, BrokenProcessPool):
+        try:
+            for connection in self.connections:
+                connection.send((task, given))
+            answers = self._answers()
+        except (EOFError, OSError):
             self.stop()
-        if isinstance(failed, BrokenProcessPool):
             raise RanksError(f"{task.__name__}: a rank has died") from None
-        if failed is not None:
-            raise failed
-        if waiting:
-            ranks = [rank for rank, each in enumerate(asked) if each in waiting]
-            raise RanksError(f"{task.__name__}: ranks {ranks} do not answer")
-        return [each.result() for each in asked]
+        if len(answers) < len(self.connections):
+            waiting = sorted({*range(len(self.connections))} - {*answers})
+            self.stop()
+            answers.setdefault(waiting[0], (False, RanksError(f"{task.__name__}: ranks {waiting} do not answer")))
+        errors = [value for done, value in answers.values() if not done]
+        if errors:
+            raise errors[0]
+        return [answers[rank][1] for rank in sorted(answers)]
 
     def stop(self) -> None:
-        for number in self.processes if self.alive else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        for pool in self.pools:
-            pool.shutdown()
-        self.alive = False
+        for process in self.processes:
+            if process.is_alive():  # another process may have the id of an ended process
+                process.terminate()
+            process.join()
+        for connection in self.connections:
+            connection.close()
+        self.connections, self.processes = [], []
+
+    def _answers(self) -> dict[int, tuple[bool, Any]]:
+        """Return the replies that arrive in time; after a failure, wait only a short time for the other ranks."""
+        answers: dict[int, tuple[bool, Any]] = {}
+        until = time.monotonic() + PATIENCE
+        while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
+            asked = {connection: rank for rank, connection in enumerate(self.connections) if rank not in answers}
+            for connection in wait(list(asked), left):
+                assert isinstance(connection, Connection)
+                answers[asked[connection]] = done, _ = connection.recv()
+                until = until if done else min(until, time.monotonic() + AFTER_A_FAILURE)
+        return answers
 
 
-def _start(state: State, variables: dict[str, str]) -> None:
-    STATES[:] = [state]
+def _serve(connection: Connection, state: State, variables: dict[str, str]) -> None:
     os.environ.update(variables)
+    while True:
+        try:
+            task, given = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, task(state, *given)
+        except Exception as error:  # noqa: BLE001 - `do` raises it
+            answer = False, _sendable(error)
+        connection.send(answer)
 
 
-def _run(task: Task, given: tuple[Any, ...]) -> Any:
-    return task(*STATES, *given)
-
-
-def _process(state: State) -> int:
-    return os.getpid()
+def _sendable(error: Exception) -> Exception:
+    """Return the error if it can be pickled; otherwise, return a `RanksError` with the error's message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - any error of a framework
+        return RanksError(f"{type(error).__name__}: {error}")
+    return error
 
 
 MOST_RANKS = 4

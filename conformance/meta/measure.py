@@ -78,7 +78,9 @@ def code() -> str:
 def resumed(file: Path, version: str) -> dict[str, dict[str, Any]]:
     """Return the answers in a file that a version of the code gave, by trial."""
     rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return {row["trial"]: row["answer"] for row in rows if row["code"] == version and "missing" not in row["answer"]}
+    return {
+        row["trial"]: row["answer"] for row in rows if row.get("code") == version and "missing" not in row["answer"]
+    }
 
 
 def line_of(trial: Trial, answer: dict[str, Any]) -> str:

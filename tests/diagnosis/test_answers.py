@@ -184,7 +184,7 @@ def test_a_fault_is_not_told_before_a_known_activation_that_is_right(probes: dic
     given = {"decoder.layers.0.output": right["decoder.layers.0.output"]}
     actual = {name: given | {tap: walk(probe, given, (Hypothesis(fault, (sites[1],)),))[tap]}}
     segment = segment_of(results_of({name: probe}, actual), tap)
-    told = explained_by(segment, (), [(Hypothesis(fault, (*sites,)),)])
+    told = explained_by(segment, (), [(Hypothesis(fault, (*sites,)),)], {name: probe})
     assert [each.sites for each in told.chosen] == [(sites[1],)]
 
 

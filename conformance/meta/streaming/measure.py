@@ -84,8 +84,10 @@ def answer_of(folder: Path, name: str, positions: int) -> dict[str, Any]:
     folder /= name.replace(" ", "-")
     if not folder.exists():
         write(SIZES[name], folder)
-    found, _ = alone(multiprocessing.get_context("spawn"), 3600.0, measured, str(folder), positions)
-    return {"parameters": sum(map(math.prod, parameter_shapes(SIZES[name]).values()))} | found
+    found, why = alone(multiprocessing.get_context("spawn"), 3600.0, measured, str(folder), positions)
+    return {"parameters": sum(map(math.prod, parameter_shapes(SIZES[name]).values()))} | (
+        found or {"missing": why or "the process died"}
+    )
 
 
 def write(config: TransformerConfig, folder: Path) -> None:

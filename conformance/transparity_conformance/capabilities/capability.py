@@ -162,9 +162,8 @@ def compare_answers(
         notes: Returns notes for the report.
     """
     found = {each: judged(each, None) for each in given}
-    wrong = [each for each in found if found[each].is_wrong]
-    worst = wrong[0] if wrong else max(found, key=lambda each: found[each].share)
-    error, budget = found[worst].error, found[worst].budget
+    worst = max(found, key=lambda each: found[each].share)
+    wrong, error, budget = found[worst].is_wrong, found[worst].error, found[worst].budget
     left = {fault: _left(judged, [worst, *given], fault) for fault in (faults if wrong else ())}
     explaining = {fault: rest * budget for fault, rest in left.items() if rest <= 1}
     causes = [Cause(each.id, each.says, None, rest, 1 - rest / error) for each, rest in explaining.items()]

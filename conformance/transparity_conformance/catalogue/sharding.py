@@ -87,8 +87,11 @@ def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, par
     scope, sublayer, tap = split(site)
     by_rank: Rows = lambda _, *rows: np.argsort(in_groups(ranks, *rows))
     changed = repacked([f"{scope}.{sublayer}.{role}" for role in roles], by_rank, config, parameters)
-    own = roles if tap == "hidden" else (tap,)
-    return {name: value for name, value in changed.items() if name.split(".")[-2] in own}
+    own = [f"{scope}.{sublayer}.{role}" for role in (roles if tap == "hidden" else (tap,))]
+    whole = [
+        kind for kind in ("weight", "bias") if all(f"{scope}.{sublayer}.{role}.{kind}" in parameters for role in roles)
+    ]
+    return {name: changed[name] for name in (f"{each}.{kind}" for each in own for kind in whole)}
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:

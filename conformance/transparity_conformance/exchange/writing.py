@@ -50,6 +50,13 @@ def export_bundle(
     check_name(name, config)
     check_dtype(dtype)
     probes = dict(bundle_probes(name, config) if probes is None else probes)
+    if not probes:
+        raise BundleError("A bundle needs at least one probe; none was given.")
+    first = next(iter(probes.values())).parameters
+    if other := [key for key, probe in probes.items() if probe.config != config or probe.parameters is not first]:
+        raise BundleError(
+            f"The probe {other[0]!r} has a different model from the first probe; expected one model for all probes."
+        )
     of_capabilities = {section: section_of(section, probes, dtype) for section in in_order(sections)}
     bundle = Bundle(name, dtype, config, probes, of_capabilities)
     _write(bundle, Path(folder))

@@ -116,6 +116,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "reduce_sum": _reduced(torch.sum),
     "reduce_max": _reduced(torch.amax),
     "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
+    "argmax": lambda x, *, axes, **_: torch.argmax(x, axes[0]),
+    "argmin": lambda x, *, axes, **_: torch.argmin(x, axes[0]),
     "dot_general": _dot,
 }
 """The PyTorch function for each primitive that an edit may change. If a primitive is missing or raises

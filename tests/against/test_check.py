@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.helpers import invoke, table
 
 from transparity_conformance import check
 from transparity_conformance.against.compare import without_consequences
 from transparity_conformance.against.departures import Departure
 from transparity_conformance.against.edits.edit import Edit
-from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
@@ -135,17 +133,3 @@ def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
     if "tanh" in MODELS[port]:
         wrong = checked_with(MODELS[port].replace("tanh", "sigmoid"), tmp_path, MODELS[reference])
         assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
-
-
-def test_writes_in_place_make_new_versions() -> None:
-    class Filling(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            room = torch.zeros(3, 4)
-            room[0] = x[0] + 1
-            before = room * 2
-            room[1:].add_(x[1:])
-            return before + room
-
-    x = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
-    program = record_program(filling := Filling(), {"x": x}, lambda: filling(x))
-    assert torch.equal(program.run()[program.answer], Filling()(x).double())

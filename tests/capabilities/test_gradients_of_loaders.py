@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from flax import nnx
 
@@ -20,7 +19,7 @@ from transparity_conformance.checkpoints.importing import Checkpoint, import_che
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.gradients import NO_GRAPH, found_by_rows
+from transparity_conformance.running.gradients import found_by_rows
 from transparity_conformance.running.hub import loaded_here
 from transparity_flax.transformer import Transformer
 
@@ -44,10 +43,6 @@ def checked(folder: Path, change: Change, family: str = "llama") -> Report:
 
 def claim(report: Report) -> str | None:
     return next((each.verdict for each in report.claims if each.id == "gradients"), None)
-
-
-def lines(report: Report) -> list[str]:
-    return [line for line in report.not_compared if line.startswith("gradients")]
 
 
 def detached(model: Any) -> Any:
@@ -78,19 +73,6 @@ def test_a_wrong_backward_pass_with_right_logits_diverges(change: Change, where:
     report = checked(tmp_path / "model", change)
     assert (report.verdict, claim(report)) == ("diverges", "diverges"), as_text([report])
     assert report.faults[-1].where == f"gradient.{where}"
-
-
-@pytest.mark.parametrize("way", ["all frozen", "no_grad"])
-def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: Path) -> None:
-    def for_inference(model: Any) -> Any:
-        if way == "no_grad":
-            model.forward = torch.no_grad()(model.forward)
-            return model
-        return model.requires_grad_(False)
-
-    report = checked(tmp_path / "model", for_inference)
-    assert (report.verdict, claim(report)) == ("agrees", None), as_text([report])
-    assert len(lines(report)) == 1 and lines(report)[0].endswith(NO_GRAPH)
 
 
 def test_numbers_are_found_as_rows_and_columns() -> None:

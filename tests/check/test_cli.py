@@ -26,11 +26,6 @@ from transparity_numpy.port import build
 def right(config, parameters):
     forward = build(config, parameters)
     return lambda **tokens: forward(**tokens)  # which offers nothing besides
-
-def falls_on_notes(config, parameters):
-    if config.architecture == "decoder":
-        raise RuntimeError("no decoder")
-    return right(config, parameters)
 """
 
 
@@ -39,13 +34,6 @@ def ports(tmp_path: Path) -> Path:
     path = tmp_path / "ports.py"
     path.write_text(PORTS)
     return path
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("ports", "main_port", "bad"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def plain(text: str) -> str:

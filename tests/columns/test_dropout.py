@@ -13,12 +13,9 @@ from tests.looping import for_each
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.presets import preset
-from transparity.taps import recording
 from transparity.training import dropout_masks
 from transparity_conformance.oracle.backends import REFERENCE, backend, installed
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
-from transparity_numpy.arithmetic.changes import dropping
-from transparity_numpy.transformer import transformer
 
 PLACES = table(__file__, "columns.toml")["dropped"]
 BACKENDS = [name for name in installed() if name != REFERENCE]
@@ -36,26 +33,6 @@ def masks_of(config: TransformerConfig) -> dict[str, np.ndarray]:
 @for_each("case", PLACES)
 def test_a_preset_drops_where_its_document_does(case: str) -> None:
     assert sorted(masks_of(small(case))) == PLACES[case]
-
-
-def test_masks_keep_their_share() -> None:
-    config = dataclasses.replace(small("pre-norm"), dropout=0.25)
-    kept = np.concatenate([mask.reshape(-1) for mask in masks_of(config).values()])
-    deviation = np.sqrt(0.25 * 0.75 / kept.size)
-    assert abs(kept.mean() - 0.75) < 5 * deviation
-
-
-def test_what_is_dropped_is_zero_and_what_is_kept_grows() -> None:
-    config = dataclasses.replace(small("pre-norm"), dropout=0.5)
-    masks, parameters = masks_of(config), probe_parameters(config)
-    heard: dict[str, Any] = {}
-    tokens: dict[str, Any] = dict(mixed_inputs(config))
-    transformer(config, parameters, tap=recording(heard), **tokens)
-    drop = dropping(masks, config.dropout)
-    for name, mask in masks.items():
-        dropped = drop(name, heard[name])
-        assert (dropped[~mask] == 0).all() and (dropped[mask] == 2 * heard[name][mask]).all()
-    assert drop("logits", heard["logits"]) is heard["logits"]
 
 
 @for_each("name", BACKENDS)

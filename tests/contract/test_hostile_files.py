@@ -205,34 +205,20 @@ EMPTY = b'"h.%d.ln_1.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0,
 
 LIES: dict[str, bytes] = {
     "empty": b"",
-    "two letters": b"PK",
-    "a text": b"This is a text, and no tensor is in it.",
     "a pickle": pickle.dumps({"head.bias": 1.0}),
-    "no header": b"123",
     "a list": header(b"[]"),
-    "a number": header(b"5"),
-    "no UTF-8": header(b"\xff"),
     "deep objects": header(b'{"a":' * 200_000),
     "a large number": header(b"9" * 10_000),
-    "no entry": header({"a": [0, 8]}, bytes(8)),
     "cut": header({"a": entry([2])}, bytes(7)),
     "twice": header(b"{" + ENTRY + b", " + ENTRY + b"}", bytes(4)),
-    "backwards": header({"a": entry([2], 8, 0)}, bytes(8)),
     "beyond the file": header({"a": entry([2], 8, 16)}, bytes(8)),
-    "a fraction for an offset": header({"a": entry([2]) | {"data_offsets": [0, 8.0]}}, bytes(8)),
     "a huge offset": header({"a": entry([2], 0, 2**70)}, bytes(8)),
-    "one offset": header({"a": entry([2]) | {"data_offsets": [0]}}, bytes(8)),
-    "a fraction for an axis": header({"a": entry([2.0])}, bytes(8)),
-    "another overflow": header({"a": entry([2**62, 4])}, bytes(8)),
-    "a list for a dtype": header({"a": entry([2], dtype=["F32"])}, bytes(8)),
     "a larger header": struct.pack("<Q", 2**22) + bytes(2**22),
     "overlapping": header({"a": entry([2]), "b": entry([2], 4, 12)}, bytes(12)),
     "a gap": header({"a": entry([2]), "b": entry([2], 12, 20)}, bytes(20)),
     "endless header": struct.pack("<Q", 2**62) + b"{}",
     "large header": struct.pack("<Q", 2**25) + bytes(2**25),
     "negative size": header({"a": entry([-2])}, bytes(8)),
-    "negative offset": header({"a": entry([2], -8, 0)}, bytes(8)),
-    "another product": header({"a": entry([3])}, bytes(8)),
     "overflow": header({"a": entry([2**63, 2**63])}, bytes(8)),
     "empty and huge": header({"wte.weight": entry([0, 2**62], 0, 0)}),
     "many axes": header({"wte.weight": entry([1] * 100 + [2])}, bytes(8)),
@@ -240,7 +226,6 @@ LIES: dict[str, bytes] = {
     "a number for a dtype": header({"a": entry([2], dtype=3)}, bytes(8)),
     "deep": header(b"[" * 10**5),
     "a deep remark": header(b'{"__metadata__":' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}"),
-    "not a number": header(b'{"a": NaN}'),
     "a million tensors": header(b"{" + b", ".join(EMPTY % number for number in range(300_000)) + b"}"),
 }
 
@@ -251,7 +236,7 @@ DOORS: dict[str, Callable[[Path, Bundle], object]] = {
     "outputs of a port that was stopped": lambda path, bundle: read_actual(path, bundle, cut=True),
 }
 
-CUT = {"cut", "no header", "empty", "two letters"}
+CUT = {"cut", "empty"}
 """Files that a stopped port may leave. The checker reads the complete part of these files."""
 
 

@@ -19,12 +19,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 import transformers  # noqa: F401 - imported once, and not in every process
 from safetensors.numpy import load, save
 from tests.helpers import exported
-from tests.runtimes.cached_models import export
 from tests.runtimes.gguf_files import KINDS as TYPES
 from tests.runtimes.gguf_files import write
 
@@ -53,8 +51,6 @@ def right(kind: str, root: Path) -> tuple[Path, Path]:
     sizes = {"embed_dim": 256, "feed_forward_dim": 256, "num_decoder_layers": 1} if kind == "gguf" else {}
     folder = root / f"{kind}-checkpoint"
     exported("llama", folder, **sizes)
-    if kind == "onnx":
-        return export(folder, root / "model.onnx", cached=True), folder
     if kind == "gguf":
         return write("llama", folder, root / "model.gguf", TYPES.Q4_0), folder
     return folder, folder
@@ -86,15 +82,10 @@ def _renamed(kind: str, random: Random, data: bytes) -> bytes:
     if kind == "gguf":
         one, other = random.sample((b"attn_q", b"attn_k", b"attn_v", b"ffn_gat", b"ffn_up."), 2)
         return data.replace(one, b"x" * len(one)) if random.random() < 0.3 else data.replace(one, other[: len(one)])
-    if kind == "folder":
-        tensors = load(data)
-        one, other = random.sample(sorted(tensors), 2)
-        value = tensors.pop(one)
-        return save({**tensors, one: tensors[other], other: value} if random.random() < 0.6 else tensors)
-    model = onnx.load_from_string(data)
-    one, other = random.sample([node for node in model.graph.node if node.op_type == "Constant"], 2)
-    one.output[0], other.output[0] = other.output[0], one.output[0] if random.random() < 0.6 else "other"
-    return model.SerializeToString()
+    tensors = load(data)
+    one, other = random.sample(sorted(tensors), 2)
+    value = tensors.pop(one)
+    return save({**tensors, one: tensors[other], other: value} if random.random() < 0.6 else tensors)
 
 
 def verdict_on(path: Path, folder: Path) -> str:

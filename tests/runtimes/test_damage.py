@@ -10,10 +10,7 @@ import pytest
 from tests.runtimes.damage import ROUNDING, STEPS, damage, in_a_process, judged, right
 
 
-@pytest.mark.parametrize(
-    ("kind", "inputs", "most"),
-    [("gguf", 24, STEPS), ("folder", 6, ROUNDING), pytest.param("onnx", 6, ROUNDING, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("kind", "inputs", "most"), [("gguf", 24, STEPS), ("folder", 6, ROUNDING)])
 def test_damaged_artefacts_that_agree_compute_the_same(
     kind: str, inputs: int, most: float, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
@@ -23,6 +20,5 @@ def test_damaged_artefacts_that_agree_compute_the_same(
     for index in range(inputs * (10 if pytestconfig.getoption("--every-case") else 1)):
         path = damage(kind, Random(f"1/{kind}/{index}"), original, tmp_path / f"{index}{original.suffix}")
         found = in_a_process(partial(judged, path, original, checkpoint))
-        is_judged = found["what"] in ("refused", "diverges", "inconclusive", "agrees")
-        assert is_judged or (kind == "onnx" and found["what"].startswith("died")), (index, found)
+        assert found["what"] in ("refused", "diverges", "inconclusive", "agrees"), (index, found)
         assert found.get("difference", 0.0) <= most, (index, found)

@@ -17,9 +17,11 @@ from tests.helpers import exported, peak_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
-from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
 from transparity_conformance.diagnosis.reach.coverage import affordable
 from transparity_conformance.oracle.probes import probes_with
+from transparity_conformance.running.hub import HubBuild
+from transparity_conformance.running.process.running import given_to
 from transparity_conformance.storage import mapped
 from transparity_conformance.storage.mapped import Mapped, blocks_of, have_equal_numbers
 from transparity_conformance.storage.on_disk import OnDisk
@@ -162,6 +164,19 @@ def test_a_model_that_is_called_once_has_a_narrow_one_for_its_coverage(folder: P
     once = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
     (narrow,) = affordable(checkpoint.config, [once])
     assert narrow.inputs["tokens"].shape == once.inputs["tokens"].shape
+
+
+def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parameters = import_checkpoint(folder).parameters
+    loader = HubBuild(lambda path: path, "llama", str(tmp_path))
+    assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
+    monkeypatch.setattr(importing, "available_memory", lambda: 0)
+    parameters = import_checkpoint(folder).parameters  # importing chooses: memory or folder
+    assert given_to(loader, parameters) == str(folder)
+    assert isinstance(given_to(loader, parameters | {}), dict)  # changed parameters differ from the folder
+    assert isinstance(given_to(port.build, parameters), dict)
 
 
 def test_a_report_says_that_a_loader_was_given_the_folder_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

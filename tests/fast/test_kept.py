@@ -28,10 +28,13 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
+from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
 
 CONFIG = preset("notes-lm").resized()
+HIDDEN = preset("translation").resized()
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +177,25 @@ def test_a_cut_or_changed_file_is_computed_again(damage: Callable[[bytes], bytes
 def logits(oracle: LogitsOracle) -> np.ndarray:
     with cache.keeping():
         return oracle.expected["logits"]
+
+
+def test_positions_without_a_visible_key_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(HIDDEN) is not probe(HIDDEN)
+    with cache.keeping():
+        first = hidden_positions(probe(HIDDEN))
+        monkeypatch.setattr("transparity_conformance.oracle.undetermined._measure", lambda probe: {})
+        again = hidden_positions(probe(HIDDEN))
+        assert hidden_positions(probe(dataclasses.replace(HIDDEN, norm_eps=2e-5))) == {}
+    assert first and all(np.array_equal(first[name], again[name]) for name in {**first, **again})
+
+
+def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = list(probes_of(CONFIG, "config").values())[:2]
+    with cache.keeping():
+        first = exercised(CONFIG, probes)
+        monkeypatch.setattr("transparity_conformance.oracle.reach.features._exercised", lambda config, probes: ((), ()))
+        assert exercised(CONFIG, probes) == first and first[0]
+        assert exercised(CONFIG, probes[:1]) == ((), ())
 
 
 def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:

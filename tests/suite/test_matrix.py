@@ -111,6 +111,11 @@ def test_a_claim_that_should_break_and_does_not_fails() -> None:
     )
 
 
+def test_claims_are_ordered_by_topic_and_first_appearance() -> None:
+    matrix = fold(evidence(claim=claim) for claim in ("masks.causal", "loss.sum", "masks.padding", "loss.sum"))
+    assert matrix.claims == ("masks.causal", "masks.padding", "loss.sum")
+
+
 @for_each("width", [60, 80, 110, 200])
 def test_a_narrow_terminal_gets_several_tables_and_loses_nothing(width: int) -> None:
     columns = [

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.environment import overridden_kernels
-from benchmarks.flops import forward_flops
 from benchmarks.oracles import conformity, losses, oracle_of, read_oracle, read_task, write_oracle
 from benchmarks.race.candidates import CANDIDATES, COMPILED, JAX, NUMPY, TORCH, Candidate, against
 from benchmarks.race.limits import Limit
@@ -23,13 +22,10 @@ from benchmarks.race.process import Place, environment
 from benchmarks.race.race import LIMIT_MEMORY, Result, fitting, refusal, run_rounds
 from benchmarks.race.results import PAGES, keep, kept_rows, machines, tabulated, why_not_kept
 from benchmarks.race.rows import Row, rows_of
-from benchmarks.race.table import as_table
 from benchmarks.race.timing import WARM, WORK, seconds
 from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
-from tests.helpers import plain
 from tests.looping import for_each
 
-from transparity.parameters import parameter_shapes
 from transparity_conformance.oracle import oracle
 from transparity_conformance.oracle.budgets import NEIGHBOURS
 
@@ -221,29 +217,10 @@ def test_a_failed_candidate_is_not_the_best_peer() -> None:
     assert found["broken"].ratio is None
 
 
-def test_a_training_step_counts_three_forward_passes_and_decoding_reads_every_matrix_for_each_token() -> None:
-    train, decode = WORKLOADS["train"], WORKLOADS["decode-8"]
-    assert train.flops == 3 * train.steps * forward_flops(train.config, train.batch, **train.lengths)
-    assert train.tokens == train.steps * 8 * 127
-    shapes = parameter_shapes(decode.config)
-    tables = sum(np.prod(shape) for name, shape in shapes.items() if "embedding" in name)
-    assert decode.bytes_read == 64 * 4 * (decode.weights - tables)
-    assert decode.tokens == 8 * 64
-
-
 def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     assert overridden_kernels()["OPENBLAS_CORETYPE"] == "Haswell"
     assert "OPENBLAS_CORETYPE" not in environment(CANDIDATES[0], 1, "cpu")
-
-
-@for_each(("width", "quartiles"), [(80, False), (150, True)])
-def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) -> None:
-    results = [result(each.name, each.kinds[0], 0.3123, ours=each.ours) for each in CANDIDATES if not each.is_limit]
-    text = plain(as_table(rows_of(results), quartiles=quartiles), width)
-    assert "…" not in text
-    assert all(each.name in text for each in CANDIDATES if not each.is_limit)
-    assert max(map(len, text.splitlines())) <= width
 
 
 def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:

@@ -165,17 +165,6 @@ def test_what_is_no_placement_is_refused(declared: Any) -> None:
         placed(declared)
 
 
-def test_the_first_pattern_that_fits_counts_and_a_name_counts_before_patterns() -> None:
-    declared = {"*.weight": "sharded:0", "head.*": "partial", "head.weight": "sharded:1"}
-    sharding = Sharding(2, read_placements(declared, 2))
-    assert [str(sharding.of(name)) for name in ("head.weight", "up.weight", "head.bias", "x")] == [
-        "sharded:1",
-        "sharded:0",
-        "partial",
-        "replicated",
-    ]
-
-
 @pytest.mark.parametrize("declared", ["replicated", "sharded:1", {"sharded": 2, "indices": [[3, 1], [0, 2]]}], ids=str)
 def test_what_is_split_is_joined_again(declared: Any) -> None:
     placement = placed(declared)

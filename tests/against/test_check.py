@@ -133,3 +133,11 @@ def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
     if "tanh" in MODELS[port]:
         wrong = checked_with(MODELS[port].replace("tanh", "sigmoid"), tmp_path, MODELS[reference])
         assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
+
+
+def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = checked_with(THEIRS.replace("nn.Linear(24, 16)", "nn.Linear(24, 16, bias=False)"), tmp_path)
+    assert result.exit_code == 2
+    assert "has no counterpart in the port" in re.sub(r"\s+", " ", result.output)
+    assert ".bias" in result.output

@@ -34,7 +34,26 @@ ROOT = Path(__file__).parents[2]
 TINY = [workload for workload in WORKLOADS.values() if workload.name.startswith("tiny")]
 FORWARD = WORKLOADS["tiny-decoder"]
 
-HANGING = """
+STRANGERS = """
+import os
+import signal
+
+from benchmarks.peers import numpy_einsum
+
+
+def right(task):
+    return numpy_einsum.build(task)
+
+
+def wrong(task):
+    task.parameters["decoder.layers.1.feed_forward.up.bias"][0] += 1e-2
+    return numpy_einsum.build(task)
+
+
+def dying(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def hanging(task):
     while True:
         pass
@@ -72,7 +91,7 @@ def test_only_what_was_compared_and_is_within_its_budget_is_timed(held: dict[str
 
 
 def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "strangers.py").write_text(HANGING)
+    (tmp_path / "strangers.py").write_text(STRANGERS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("benchmarks.race.process.SILENCE_LIMIT", 2.0)
     write_oracle(tmp_path, FORWARD)
@@ -256,3 +275,17 @@ def test_the_error_of_so_few_losses_is_measured_at_neighbouring_points(monkeypat
     assert expected.shape == (workload.steps,)
     assert budget > 0
     assert asked == 2 * list(range(NEIGHBOURS))
+
+
+def test_a_wrong_candidate_is_not_timed_and_one_that_dies_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strangers.py").write_text(STRANGERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_oracle(tmp_path, FORWARD)
+    place = Place(tmp_path, threads=1, device="cpu")
+    racing = [Candidate(name, (NUMPY,), ("numpy",), f"strangers:{name}") for name in ("wrong", "dying", "right")]
+    wrong, dying, right = run_rounds(racing, FORWARD, {None: place}, 1, told=lambda result: None)
+    assert wrong.failed.startswith("refused: it differs by ") and not wrong.seconds
+    assert dying.failed == "its process ended by signal SIGKILL" and not dying.seconds
+    assert right.seconds and not right.failed

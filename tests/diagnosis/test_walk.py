@@ -130,3 +130,7 @@ def test_rounding_is_measured_with_the_exact_choice(case: str) -> None:
     """Expect a small budget of bfloat16; if rounding changed the chosen experts, the budget would be much larger."""
     of = probe(tied=False, case=case)
     assert of.oracle.budget("logits", "bfloat16") < np.abs(of.oracle.expected["logits"]).max() / 2
+
+
+def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
+    assert tied_positions(probe(tied=False), "float32") == {}

@@ -21,17 +21,19 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.training import Training
 from transparity_conformance import cache, threads
-from transparity_conformance.capabilities.learning.training import tiny
+from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError
 from transparity_conformance.checking.check import check
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_numpy.training.loss import cross_entropy
 
 CONFIG = preset("notes-lm").resized()
 HIDDEN = preset("translation").resized()
@@ -329,3 +331,16 @@ def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pyt
         assert numbers() == usual
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         assert str(usual) in said(preset="notes-lm")
+
+
+def test_a_change_of_what_is_learned_is_computed_again(reused: Callable[..., bool]) -> None:
+    for oracle in (derivatives(), trained()):
+        noise(oracle)
+    assert reused(derivatives()) and reused(trained())
+    assert not reused(derivatives(of_padding=False))
+    assert not reused(derivatives(loss=lambda *given: 2 * cross_entropy(*given)))
+    assert not reused(trained(Training("sgd"))) and not reused(trained(steps=2)) and not reused(trained(by=print))
+
+
+def trained(training: Training = Training(), steps: int = 1, **changes: Any) -> Oracle:  # noqa: B008 - it is frozen
+    return training_oracle(LEARNED.config, LEARNED.parameters, batches(LEARNED.config)[:steps], training, **changes)

@@ -153,6 +153,7 @@ def test_an_error_of_ours_is_one_sentence_with_a_file(monkeypatch: pytest.Monkey
     file.unlink()
 
 
+@pytest.mark.long
 def test_an_error_on_one_preset_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.json"
     port = f"{ports}:falls_on_notes"

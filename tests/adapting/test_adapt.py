@@ -130,3 +130,10 @@ def test_what_is_never_loaded_is_named_by_the_command(tmp_path: Path) -> None:
     said = " ".join(result.output.split())
     assert "no tensor of your model has the values of head.weight in the folder" in said
     assert "values of token_embedding.weight" not in said
+
+
+def test_a_port_that_is_lost_at_once_is_asked_about_everything(tmp_path: Path) -> None:
+    result = adapt(broken(tmp_path, "nanogpt", "x + self.get_submodule(", "x * self.get_submodule("), GPT2)
+    assert result.found.lost_at == "decoder.embedding"
+    assert set(result.adapter.lines.values()) == {"?"}
+    assert not result.is_settled and not result.is_proved

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.helpers import invoke, table
 
 from transparity_conformance import check
 from transparity_conformance.against.compare import without_consequences
 from transparity_conformance.against.departures import Departure
 from transparity_conformance.against.edits.edit import Edit
-from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
@@ -137,15 +135,9 @@ def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
         assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
 
 
-def test_writes_in_place_make_new_versions() -> None:
-    class Filling(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            room = torch.zeros(3, 4)
-            room[0] = x[0] + 1
-            before = room * 2
-            room[1:].add_(x[1:])
-            return before + room
-
-    x = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
-    program = record_program(filling := Filling(), {"x": x}, lambda: filling(x))
-    assert torch.equal(program.run()[program.answer], Filling()(x).double())
+def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = checked_with(THEIRS.replace("nn.Linear(24, 16)", "nn.Linear(24, 16, bias=False)"), tmp_path)
+    assert result.exit_code == 2
+    assert "has no counterpart in the port" in re.sub(r"\s+", " ", result.output)
+    assert ".bias" in result.output

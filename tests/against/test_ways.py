@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from tests.helpers import table
 
 from transparity_conformance import check
-from transparity_conformance.against.probes import Answer
+from transparity_conformance.against.probes import Answer, Source
 from transparity_conformance.against.ways import catalogue
-from transparity_conformance.against.ways.calls import IGNORED, _with_labels
+from transparity_conformance.against.ways.calls import IGNORED, PROMPT, _requests, _with_labels
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
@@ -96,6 +96,15 @@ def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     assert [*dict.fromkeys(each.id for each in report.claims)] == WAYS
     assert report.coverage.lengths == (*range(1, 18), 28, 29)
     assert report.coverage.batches == tuple(range(1, 14))
+
+
+def test_a_prompt_of_codebooks_has_as_many_positions_as_one_of_text() -> None:
+    def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
+        return {"input_ids": np.zeros((batch, length, 3), int)}
+
+    reference = cast("Any", SimpleNamespace(weights={}, numbers=[20.0]))
+    firsts = [way.settings[0] for way, _ in _requests(reference, Source(draw, 64, is_text=True))]
+    assert firsts == [PROMPT, PROMPT, 19]
 
 
 def labels_of(shape: tuple[int, ...], kept: np.ndarray | None = None) -> np.ndarray:

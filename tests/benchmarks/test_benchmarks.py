@@ -146,9 +146,3 @@ def test_taps_without_a_listener_take_less_than_a_thousandth(name: str) -> None:
     each = {name: timeit.timeit(call, number=CALLS) / CALLS for name, call in calls.items()}
     taken = sum(count * each[name] for name, count in counted(run).items())
     assert taken < 1e-3 * statistics.median(seconds(run, "cpu") for _ in range(ROUNDS))
-
-
-def test_compiled_forward_passes_have_no_taps() -> None:
-    if "flax" not in installed():
-        pytest.skip("flax is not installed")
-    assert counted(fast_path("flax", TINY)) == {"identity": 0, "scoped": 0}

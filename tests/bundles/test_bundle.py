@@ -16,7 +16,6 @@ from tests.helpers import refused, tiny
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity.presets import PRESETS, preset
-from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.exchange.judging import judge_bundle
@@ -128,19 +127,3 @@ def test_it_agrees_on_every_probe_within_the_budgets_of_the_manifest(tmp_path: P
         for tap, budget in of["budgets"].items():
             error = np.abs(said[probe][tap] - bundle.probes[probe].oracle.expected[tap]).max()
             assert error <= budget, f"{probe}/{tap}"
-
-
-def wrong_port(folder: Path, right: str, wrong: str) -> Path:
-    text = PORT.read_text()
-    assert right in text
-    (folder / "wrong.mjs").write_text(text.replace(right, wrong))
-    return folder / "wrong.mjs"
-
-
-@needs_node
-def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
-    """Scale scores by the wrong width, the most common mistake."""
-    port = wrong_port(tmp_path, 'config.attention_scale === "head_dim"', 'config.attention_scale !== "head_dim"')
-    report = check_command(f"node '{port}'", "notes-attention", CONFIGS["notes-attention"])
-    assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.0.self_attention.scores")
-    assert report.faults[0].causes[0].mistake == "attention-scale"

@@ -219,6 +219,18 @@ def test_a_bundle_that_is_written_again_without_a_section_has_none(folder: Path)
     assert not read_bundle(folder).capabilities
 
 
+@pytest.mark.long
+def test_a_right_port_agrees(exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
+    bundle, tensors = exported("notes-lm")
+    report = judged(bundle, tensors)
+    assert report.verdict == "agrees"
+    claims = verdicts(report)
+    ways = [way for row in CAPABILITIES.values() for way in row.ways if not way.is_optional]
+    assert {way.claim for way in ways} - {"resized"} <= set(claims)
+    assert set(claims.values()) == {"agrees"}
+    assert "activations: the port does not return them" in report.not_compared[-1]
+
+
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
     """Apply `change` to the gradients whose name contains `part`."""
     return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}

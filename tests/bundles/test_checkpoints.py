@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.helpers import exported, invoke, run_python, table
+from tests.helpers import exported, invoke, peak_of, run_python, table
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.examples import example_config
@@ -21,6 +23,7 @@ from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.storage import mapped
 from transparity_numpy.port import build
 
 PAGE = Path(__file__).parents[2] / "docs" / "bundles.md"
@@ -234,3 +237,22 @@ def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path
     report = compared(written, load_file(answers), tmp_path / "a")
     assert report["verdict"] == "agrees"
     assert {item["tap"] for item in report["taps"]} == {"logits", "decoder.layers.0.output"}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("all_are_large")
+def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "BLOCK", 2**12)
+    sizes: dict[str, Any] = {"embed_dim": 96, "feed_forward_dim": 192, "num_heads": 4, "num_key_value_heads": 2}
+    peaks = []
+    for layers in (2, 8):
+        written = bundled(tmp_path / str(layers), num_decoder_layers=layers, **sizes)
+        file = save(answered(written / "bundle", written / "checkpoint"), written / "a")
+        bundle = bundle_of(written)
+        peaks.append(peak_of(functools.partial(agrees, bundle, file)))
+    of_a_layer = 8 * sum(math.prod(shape) for name, shape in bundle.shapes.items() if ".layers.0." in name)
+    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, and not even one layer is kept in memory
+
+
+def agrees(bundle: Any, file: Path) -> None:
+    assert judge_bundle(bundle, read_actual(file, bundle)).verdict == "agrees"

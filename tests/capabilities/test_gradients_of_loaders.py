@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -14,14 +15,18 @@ import transformers
 from flax import nnx
 
 from transparity_conformance import check
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.learning.gradients import GRADIENTS_OF_GIVEN
+from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
-from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.gradients import NO_GRAPH, found_by_rows
+from transparity_conformance.running.gradients import FROZEN, NO_GRAPH, found_by_rows
 from transparity_conformance.running.hub import loaded_here
+from transparity_flax.state.parameters import load as load_parameters
 from transparity_flax.transformer import Transformer
 
 Change = Callable[[Any], Any]
@@ -44,10 +49,6 @@ def checked(folder: Path, change: Change, family: str = "llama") -> Report:
 
 def claim(report: Report) -> str | None:
     return next((each.verdict for each in report.claims if each.id == "gradients"), None)
-
-
-def lines(report: Report) -> list[str]:
-    return [line for line in report.not_compared if line.startswith("gradients")]
 
 
 def detached(model: Any) -> Any:
@@ -78,19 +79,6 @@ def test_a_wrong_backward_pass_with_right_logits_diverges(change: Change, where:
     report = checked(tmp_path / "model", change)
     assert (report.verdict, claim(report)) == ("diverges", "diverges"), as_text([report])
     assert report.faults[-1].where == f"gradient.{where}"
-
-
-@pytest.mark.parametrize("way", ["all frozen", "no_grad"])
-def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: Path) -> None:
-    def for_inference(model: Any) -> Any:
-        if way == "no_grad":
-            model.forward = torch.no_grad()(model.forward)
-            return model
-        return model.requires_grad_(False)
-
-    report = checked(tmp_path / "model", for_inference)
-    assert (report.verdict, claim(report)) == ("agrees", None), as_text([report])
-    assert len(lines(report)) == 1 and lines(report)[0].endswith(NO_GRAPH)
 
 
 def test_numbers_are_found_as_rows_and_columns() -> None:
@@ -147,3 +135,66 @@ def test_a_tensor_of_three_axes_is_two_matrices(axes: tuple[int, ...]) -> None:
     found = found_by_rows(wanted, given)
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name].take(given), value)
+
+
+class Stopped(Port):
+    """A JAX model whose last layer's queries have no gradient."""
+
+    def __init__(self, inner: Transformer) -> None:
+        super().__init__(inner)
+        layer: Any = inner.decoder.layers[1]
+        layer.self_attention.query = Silent(layer.self_attention.query)
+
+
+class Silent(nnx.Module):
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def __call__(self, x: Any) -> Any:
+        return jax.lax.stop_gradient(self.layer(x))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "faults"), [(Port, []), (Stopped, ["self_attention.query.weight"])])
+def test_a_stopped_gradient_in_jax_diverges(model: Change, faults: list[str], tmp_path: Path) -> None:
+    given = written(tmp_path / "model", "llama")
+
+    def load(folder: str) -> Any:
+        inner = Transformer(given.config, rngs=nnx.Rngs(0))
+        load_parameters(inner, given.parameters, np.float32)
+        return model(inner)
+
+    probe = probes_with(given.config, given.parameters, "llama")["mixed"]
+    with loaded_here(load, "llama") as build:
+        port = BuiltPort(build, build(given.config, str(tmp_path / "model")))
+        found = compare_capability(GRADIENTS_OF_GIVEN, port, ForwardPass({"mixed": probe}, {}, "float32"))
+    assert [each.verdict for each in found.claims if each.id == "gradients"] == ["diverges" if faults else "agrees"]
+    assert [fault.where.partition("layers.1.")[2] for fault in found.faults] == faults
+    assert not [line for line in found.not_compared if line.startswith("gradients")], found.not_compared
+
+
+def without_gradients(model: Any) -> Any:
+    model.forward = torch.no_grad()(model.forward)
+    return model
+
+
+def frozen(model: Any) -> Any:
+    model.model.norm.weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "says"),
+    [
+        (without_gradients, None, NO_GRAPH),
+        (lambda model: model.requires_grad_(False), None, NO_GRAPH),
+        (frozen, "agrees", f"decoder.final_norm.weight: {FROZEN}"),
+    ],
+)
+def test_a_right_model_that_is_not_trained_agrees(
+    change: Change, verdict: str | None, says: str, tmp_path: Path
+) -> None:
+    report = checked(tmp_path / "model", change)
+    assert (report.verdict, claim(report)) == ("agrees", verdict), as_text([report])
+    (line,) = (line for line in report.not_compared if line.startswith("gradients"))
+    assert line.endswith(says)

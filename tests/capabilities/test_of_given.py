@@ -76,3 +76,15 @@ def test_logits_of_one_pass_are_those_of_a_pass_for_each_token(name: str) -> Non
     each = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(request.steps)]
     error = np.abs(following(request, request.exact, tokens, request.steps) - np.stack(each, axis=1)).max()
     assert error <= probe.oracle.budget("logits", "float64")
+
+
+def test_a_model_is_not_built_again_with_parameters_that_were_not_given() -> None:
+    built = []
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Offering:
+        built.append(all(np.array_equal(value, PARAMETERS[name]) for name, value in parameters.items()))
+        forward = numpy_build(config, parameters)
+        return offering(forward, **dict.fromkeys(("generate", "beam_search", "step"), lambda method: method))
+
+    report = check(build, config=CONFIG, parameters=PARAMETERS, logits_only=True)
+    assert report.verdict == "agrees" and all(built)

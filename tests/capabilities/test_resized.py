@@ -14,7 +14,7 @@ from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.resized import RESIZED
-from transparity_conformance.capabilities.table import compare_capabilities, compare_capability
+from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, pixel_inputs, probe_parameters
 from transparity_conformance.report.report import CapabilityResult
@@ -107,13 +107,3 @@ def test_another_interpolation_is_named(interpolated: Callable[..., torch.Tensor
 
 def test_a_table_that_is_cut_for_smaller_images_diverges() -> None:
     assert compared(interpolating(smaller_cut)).claims[0].verdict == "diverges"
-
-
-def test_other_sizes_are_listed_only_for_models_that_read_images() -> None:
-    port = BuiltPort(interpolating(bicubic), lambda **inputs: None)
-    listed = compare_capabilities(port, forward_pass("vit"), (), {}, "agrees").not_compared
-    assert "resized: the port has no such method" in listed
-    config = example_config("llama")
-    text = Probe("config", "mixed", "", config, probe_parameters(config), {"tokens": np.ones((2, 3), int)})
-    listed = compare_capabilities(port, ForwardPass({"mixed": text}, {}, "float32"), (), {}, "agrees").not_compared
-    assert not any(says.startswith("resized") for says in listed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import re
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
 from transparity_conformance.checking import check as testing
 from transparity_conformance.identify.alignment.known_faults import Recorded, intermediates
-from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
@@ -83,3 +85,17 @@ def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
 def all_recorded() -> list[Recorded]:
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, Recorded)]
+
+
+def test_no_probe_outlives_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Probe]] = []
+
+    def recorded(config: TransformerConfig, case: str) -> dict[str, Probe]:
+        found = probes_of(config, case)
+        made.extend(weakref.ref(probe) for probe in found.values())
+        return found
+
+    monkeypatch.setattr("transparity_conformance.checking.stages.evidence.probes_of", recorded)
+    assert check(functools.partial(build, dtype="float32"), config=preset("notes-lm").resized()).verdict == "agrees"
+    gc.collect()
+    assert made and not [probe for probe in made if probe() is not None]

@@ -103,3 +103,19 @@ def test_a_cause_that_is_wrong_at_other_sizes_is_told_only_if_all_its_sublayer_i
     report = check(PadsKeysFromSixtyFive, config=dataclasses.replace(GPT2, max_length=300))
     assert report.faults[0].source is not None and not causes(report), report
     assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("variant", "says", "declared"),
+    [
+        ("float16-weights", "rounding of float16 weights", "--dtype float16"),
+        ("bfloat16-arithmetic", "rounding of bfloat16 arithmetic", "--dtype bfloat16"),
+        ("bfloat16-autocast", "rounding of bfloat16 arithmetic", "--dtype bfloat16"),
+        ("tf32-products", "rounding of the factors of matrix products to TF32", "allow_tf32 = False"),
+    ],
+)
+def test_undeclared_rounding_diverges_and_is_named(variant: str, says: str, declared: str) -> None:
+    report = check(port_with(f"low-precision-{variant}"), preset="notes-lm", logits_only=True)
+    assert (report.verdict, report.exit_code) == ("diverges", 1)
+    assert [[cause.says for cause in fault.causes] for fault in report.faults] == [[says]]
+    assert any("rounds more than float32" in note and declared in note for note in report.notes)

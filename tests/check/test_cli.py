@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.golden.test_hostile import REFERENCE, refused
 from tests.helpers import invoke, run_python
+from tests.looping import for_each
 
 import transparity
 from transparity.presets import PRESETS, departures, preset
@@ -39,13 +40,6 @@ def ports(tmp_path: Path) -> Path:
     path = tmp_path / "ports.py"
     path.write_text(PORTS)
     return path
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("ports", "main_port", "bad"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def plain(text: str) -> str:
@@ -157,3 +151,44 @@ def test_an_error_of_ours_is_one_sentence_with_a_file(monkeypatch: pytest.Monkey
     assert (ended.value.code, said.count("\n")) == (2, 1)
     assert "ZeroDivisionError: by us" in file.read_text(encoding="utf-8")
     file.unlink()
+
+
+@pytest.mark.long
+def test_an_error_on_one_preset_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.json"
+    port = f"{ports}:falls_on_notes"
+    result = invoke(
+        "check", port, "--preset", "notes-lm", "--preset", "walkthrough", "--logits-only", "--json", answers
+    )
+    assert result.exit_code == 2
+    assert result.stderr.startswith("notes-lm: build(config, parameters) raised RuntimeError: no decoder")
+    assert [report["preset"] for report in json.loads(answers.read_text())] == ["walkthrough"]
+
+
+def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    script = (
+        "import sys\nfrom transparity_conformance.cli import app\n"
+        f"for arguments in (['check', {REFERENCE!r}, '--preset', 'notes-lm'], ['export', 'notes-lm', {str(folder)!r}],"
+        f" ['compare', {str(folder)!r}, {str(folder / 'expected.safetensors')!r}]):\n"
+        "    try:\n        app(arguments)\n    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "print('loaded', *({'torch', 'jax', 'flax', 'hypothesis', 'pytest'} & set(sys.modules)))"
+    )
+    assert run_python("-c", script).stdout.splitlines()[-1] == "loaded"
+
+
+COMMAND = f"{sys.executable} -m transparity_conformance"
+
+
+@for_each(
+    ("line", "code", "says"),
+    [
+        (f"{COMMAND} describe vanilla --json - >&-", 2, "Standard output (-) is closed; give"),
+        (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
+        (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
+    ],
+)
+def test_no_output_ends_in_a_traceback(tmp_path: Path, line: str, code: int, says: str) -> None:
+    ended = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (code, False), ended.stderr
+    assert says in ended.stderr

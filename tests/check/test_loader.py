@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from tests.helpers import refused, run_python
+from tests.audit.audited import changed
+from tests.helpers import invoke, refused, run_python
 
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.check import check
@@ -118,3 +119,12 @@ def test_logits_are_found_in_every_form(returned: Any) -> None:
 def test_an_encoder_answers_with_the_output_that_its_head_has() -> None:
     pooled = SimpleNamespace(last_hidden_state=ONE, pooler_output=ONE[:, 0] + 1, logits=None)
     assert np.array_equal(taps_in(pooled, example_config("bert"))["logits"], ONE[:, 0] + 1)
+
+
+@pytest.mark.long
+def test_the_command_fails_for_an_ignored_field_only_if_an_audit_is_asked_for(tmp_path: Path) -> None:
+    changed('ACTIVATIONS[c.get("hidden_act", "silu")]', "F.silu", tmp_path)
+    port, says = f"{tmp_path / 'llama_module.py'}:load", "1 of 18 fields ignored: hidden_act"
+    for options, code, shown in (((), 0, says), (("--audit",), 1, says), (("--no-audit",), 0, "was not audited")):
+        result = invoke("check", port, "--family", "llama", *options)
+        assert (result.exit_code, shown in " ".join(result.stdout.split())) == (code, True), result.output

@@ -22,7 +22,8 @@ from transparity_conformance.oracle.reach.features import (
     is_active,
 )
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
-from transparity_conformance.oracle.reach.vocabulary import every_token
+from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
+from transparity_numpy.port import build as numpy_build
 
 UNEXERCISED = {field for fields in table(__file__, "reach.toml")["unexercised"].values() for field in fields}
 
@@ -88,6 +89,20 @@ def test_the_calls_with_every_token_have_each_of_them(size: int) -> None:
         preset("translation").resized(), source_vocab_size=size + 3, target_vocab_size=size + 3
     )
     found = every_token(config, probe_parameters(config)).probes
+    assert unseen_tokens(config, found) == [] != unseen_tokens(config, found[:0])
     for name in config.input_names:
         seen = {int(token) for probe in found for token in probe.inputs[name].ravel()}
         assert seen == set(range(size + 3)) - {config.pad_id}
+
+
+def test_a_wrong_row_of_given_embeddings_diverges() -> None:
+    sizes = {"embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8, "num_decoder_layers": 1}
+    config = preset("notes-lm").resized(**sizes, target_vocab_size=1500)
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
+        tensors = {name: value.copy() for name, value in parameters.items()}
+        tensors["decoder.token_embedding.weight"][1234:1235] *= 1.01  # other sizes of the model have fewer tokens
+        return numpy_build(config, tensors)
+
+    report = check(build, config=config, parameters=probe_parameters(config), logits_only=True, budget=0)
+    assert report.verdict == "diverges" and report.faults[0].probe.startswith("tokens ")

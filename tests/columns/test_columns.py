@@ -146,3 +146,13 @@ def test_a_backend_that_lacks_a_module_of_its_own_is_broken_not_absent(monkeypat
     _missing(monkeypatch, "theirs.attention")
     with pytest.raises(ModuleNotFoundError):
         backends.installed()
+
+
+@for_each("column", list(COLUMNS))
+def test_the_textbook_has_at_most_650_lines(column: str) -> None:
+    files = [COLUMNS[column].joinpath(*name.split(".")).with_suffix(".py") for name in KNOWN["textbook"]]
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 650
+
+
+def test_every_backend_of_this_project_is_installed_where_it_is_tested() -> None:
+    assert {"numpy", "pytorch", "flax"} <= set(backends.installed())

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from tests.looping import for_each
 
-from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
+from transparity import PRESETS, TransformerConfig, preset
 from transparity.taps import Tap
 from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.differentiation import derivatives as subject
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients as at_once
 from transparity_conformance.oracle.differentiation.leaning import Leaning, along
@@ -33,30 +32,12 @@ CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architectu
 Parameters = Mapping[str, np.ndarray]
 
 
-def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return parameters and a direction without zeros, because a ReLU has no derivative at 0."""
-    random = np.random.default_rng(11)
-    begin = initialize_parameters(config)
-    parameters = {name: value + random.normal(0, 0.1, value.shape) for name, value in begin.items()}
-    direction = {name: random.normal(0, 0.1, value.shape) for name, value in begin.items()}
-    variances = {name: np.abs(value) + 0.5 for name, value in parameters.items() if name.endswith("running_var")}
-    return parameters | variances, direction
-
-
 def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
     """Return the loss of a batch with padding, so that masks are differentiated, too."""
     tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
     inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
     logits = transformer(config, parameters, **inputs)
     return cross_entropy(logits, inputs[config.input_names[-1]], config.pad_id)
-
-
-@for_each("dtype", ["float16", "float32", "float64", "complex128"])
-@for_each("name", CONFIGS)
-def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
-    parameters, _ = drawn(CONFIGS[name])
-    result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
-    assert result.dtype == ("float32" if dtype == "float16" else dtype), "float16 is summed in float32"
 
 
 @for_each("case", ["notes-lm", "translation", "bloom"])
@@ -133,17 +114,3 @@ def test_no_direction_changes_the_padding_token_if_that_is_a_convention() -> Non
     for of_padding in (True, False):
         ours = Derivatives(config, parameters, inputs, of_padding=of_padding)
         assert ours.directions[table][0][:, config.pad_id].any() == of_padding
-
-
-def test_a_large_model_is_tried_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "is_large", lambda parameters: True)
-    config, passes = CASES["llama"], list[int]()
-
-    def counted(*given: Any, **named: Any) -> Any:
-        passes.append(1)
-        return transformer(*given, **named)
-
-    monkeypatch.setattr(subject, "transformer", counted)
-    inputs = {name: value[:1] for name, value in mixed_inputs(config).items()}
-    assert Derivatives(config, probe_parameters(config), inputs).expected
-    assert len(passes) == 1

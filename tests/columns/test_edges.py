@@ -10,7 +10,7 @@ from tests.columns.test_gradients import RECURRENT
 from tests.helpers import tiny
 
 from transparity.config import TransformerConfig
-from transparity.errors import InputError, TransparityError
+from transparity.errors import InputError
 from transparity.parameters import initialize_parameters
 from transparity.protocol import Backend, Harness
 from transparity.sampling import Sampling
@@ -92,22 +92,6 @@ def test_a_prompt_of_which_nothing_is_seen_is_refused(backend: Backend) -> None:
     with pytest.raises(InputError, match=r"^Row 0 of prompt"):
         forward.generate(np.array([[0, 2], [1, 2]]), 2, lengths=np.array([1, 2]))
     assert forward.generate(np.array([[0, 2]]), 2).shape == (1, 4)
-
-
-@pytest.mark.parametrize("name", ["pytorch", "flax"])
-def test_a_part_takes_no_parameters_that_it_does_not_have(name: str) -> None:
-    harness = pytest.importorskip(f"transparity_{name}.harness")
-    config, parameters = small()
-    prefix = "decoder.layers.0."
-    given = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
-    harness.module("layers.DecoderLayer", config, given)
-    with pytest.raises(TransparityError, match=r"^The model has no parameters typo\.weight$"):
-        harness.module("layers.DecoderLayer", config, given | {"typo.weight": np.ones(3)})
-
-
-def test_a_function_has_no_precision_that_the_backend_lacks(harness: Harness) -> None:
-    with pytest.raises(TransparityError, match="dtype is 'float8'"):
-        harness.function("decoding.generation.sampled_tokens", dtype="float8")
 
 
 def test_logits_are_written_into_the_memory_that_is_given(backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""Test gradients and training in special cases: stacks without layers, training mode, recurrences in several chunks."""
+"""Test gradients in special cases, where each document applies dropout, and masks that do not fit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers import table
+from tests.looping import for_each
 
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError, InputError
 from transparity.parameters import is_learned
 from transparity.presets import preset
 from transparity.protocol import Backend
-from transparity_conformance.oracle.backends import backend
+from transparity.training import dropout_masks
+from transparity_conformance.oracle.backends import REFERENCE, backend, installed
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of
 from transparity_conformance.oracle.oracle import Arrays, Oracle
@@ -22,19 +27,6 @@ from transparity_conformance.report.comparison import difference, share
 @pytest.fixture(params=["pytorch", "flax"])
 def differentiating(request: pytest.FixtureRequest) -> Backend:
     return backend(request.param)
-
-
-def test_what_the_loss_does_not_depend_on_has_a_gradient_of_zero(differentiating: Backend) -> None:
-    config = preset("translation").resized(num_encoder_layers=1, num_decoder_layers=0)
-    parameters = probe_parameters(config, 1)
-    inputs: dict[str, Any] = dict(mixed_inputs(config))
-    forward = differentiating(config, parameters, dtype="float64")
-    _, gradients = forward.loss_and_gradients(targets_of(config, inputs), **inputs)
-    assert {name: value.shape for name, value in gradients.items()} == {
-        name: value.shape for name, value in parameters.items()
-    }
-    assert not any(gradient.any() for name, gradient in gradients.items() if name.startswith("encoder."))
-    assert gradients["head.weight"].any()
 
 
 def test_training_leaves_the_model_as_it_was(differentiating: Backend) -> None:
@@ -87,3 +79,58 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
     forward = differentiating(config, parameters, dtype="float64", mode="eager")
     _, gradients = forward.loss_and_gradients(ours.targets, **dict[str, Any](ours.inputs))
     assert_agree(ours.along(gradients), ours, "float64")
+
+
+PLACES = table(__file__, "columns.toml")["dropped"]
+BACKENDS = [name for name in installed() if name != REFERENCE]
+
+
+def small(case: str) -> TransformerConfig:
+    return preset(case).resized(num_encoder_layers=1, num_decoder_layers=1)
+
+
+def masks_of(config: TransformerConfig) -> dict[str, np.ndarray]:
+    lengths = dict.fromkeys(config.input_names, 9) | ({"target": 7} if config.has_encoder else {})
+    return dropout_masks(config, np.random.default_rng(0), 8, **lengths)
+
+
+@for_each("case", PLACES)
+def test_a_preset_drops_where_its_document_does(case: str) -> None:
+    assert sorted(masks_of(small(case))) == PLACES[case]
+
+
+@for_each("name", BACKENDS)
+@for_each(
+    ("change", "says"),
+    [
+        (
+            {"logits": np.ones((8, 9, 31), bool)},
+            "masks has 'logits'; expected only activations in dropout_at: attention.weights",
+        ),
+        (
+            {"decoder.layers.9.feed_forward.output": np.ones((8, 9, 24), bool)},
+            "expected only activations in dropout_at",
+        ),
+        ({"decoder.layers.0.feed_forward.output": np.ones((8, 9), bool)}, "expected (8, 9, 24) bool"),
+        ({"decoder.layers.0.feed_forward.output": np.ones((8, 9, 24))}, "dtype float64; expected"),
+    ],
+)
+def test_a_mask_that_fits_nothing_is_refused(name: str, change: dict[str, np.ndarray], says: str) -> None:
+    config = small("notes-lm")
+    forward = backend(name)(config, probe_parameters(config))
+    tokens: dict[str, Any] = dict(mixed_inputs(config))
+    with pytest.raises(InputError) as raised:
+        forward.loss_and_gradients(tokens["tokens"], masks=change, **tokens)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+@for_each("value", ["embedding", ["scores"], [None], 3, [["embedding"]]])
+def test_a_place_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dropout_at is .*; it should list some of embedding, attention\.weights"):
+        dataclasses.replace(small("notes-lm"), dropout_at=value)
+
+
+def test_places_have_no_order() -> None:
+    one = dataclasses.replace(small("notes-lm"), dropout_at=("feed_forward.output", "embedding"))
+    other = dataclasses.replace(small("notes-lm"), dropout_at=["embedding", "feed_forward.output"])  # type: ignore[arg-type]
+    assert one == other == TransformerConfig.from_json(one.to_json())

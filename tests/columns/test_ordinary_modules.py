@@ -101,15 +101,6 @@ def test_it_is_exported(case: str) -> None:
         assert_agrees(exported(**inputs), probe)
 
 
-def test_it_is_exported_for_batches_and_lengths_of_inputs_by_name() -> None:
-    model, auto = Transformer(TIED).eval(), torch.export.Dim.AUTO
-    inputs, other = {"source": SOURCE, "target": TARGET}, {"source": SOURCE[:1, :3], "target": TARGET[:1, :2]}
-    shapes = {name: {0: auto, 1: auto} for name in inputs}
-    with torch.no_grad():
-        exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes).module()
-        assert torch.equal(exported(**other), model(**other))
-
-
 @pytest.mark.parametrize("case", EACH)
 def test_it_runs_and_learns_under_autocast(case: str) -> None:
     model, probe, inputs = loaded(case)
@@ -141,18 +132,6 @@ def tokens_of(config: TransformerConfig, seed: int = 0) -> list[Any]:
 def small(name: str, **fields: Any) -> TransformerConfig:
     config = CASES[name] if name in CASES else preset(name)
     return dataclasses.replace(config.resized(num_encoder_layers=1, num_decoder_layers=1), **fields)
-
-
-def test_inputs_go_by_position_or_by_name_and_a_wrong_number_is_told() -> None:
-    config = small("translation")
-    model, (source, target) = made(config), tokens_of(config)
-    expected = model(source=source, target=target)
-    assert (model(source, target) == expected).all() and (model(source, target=target) == expected).all()
-    assert (nnx.jit(lambda model, *given: model(*given))(model, source, target)).shape == expected.shape
-    with pytest.raises(
-        InputError, match="takes source and target; the number of inputs given by position is 1, and by name: none"
-    ):
-        model(source)
 
 
 def test_dropout_acts_in_training_alone_and_draws_anew() -> None:

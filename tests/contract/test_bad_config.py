@@ -72,10 +72,6 @@ def test_fields_that_do_not_go_together_or_are_out_of_range(fields: dict[str, An
     assert refusal(**given).startswith(says)
 
 
-def test_the_quoted_value_is_short() -> None:
-    assert len(refusal(norm="x" * 10_000)) < 150
-
-
 @for_each(("text", "says"), [*REFUSED["texts"], ("[" * 100_000, "The configuration is not JSON")])
 def test_json_that_is_no_configuration(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -103,12 +99,6 @@ def test_a_decoder_has_all_its_relative_buckets_for_one_direction() -> None:
     says = refusal(**fields, relative_max_distance=16, architecture="encoder-decoder")
     assert says.endswith("and a distance greater than 16.")
     assert dataclasses.replace(CONFIG, **fields, relative_max_distance=17).relative_max_distance == 17
-
-
-def test_a_lone_stack_shares_no_embedding() -> None:
-    decoder = dataclasses.replace(CONFIG, architecture="decoder", num_encoder_layers=0)
-    with pytest.raises(ConfigError, match=r"^shared_embedding is true, .*an encoder-decoder"):
-        dataclasses.replace(decoder, source_vocab_size=7, target_vocab_size=7, shared_embedding=True)
 
 
 @for_each(("overrides", "says"), REFUSED["overrides"])

@@ -6,12 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.helpers import table
 from tests.looping import for_each
 
-from transparity import PRESETS, TransformerConfig, departures, preset
+from transparity import TransformerConfig, departures, preset
 from transparity.config import FIELD_TYPES
 from transparity_conformance.oracle.strategies import configs
 
@@ -27,28 +26,6 @@ def test_json_gives_back_the_same_configuration_and_is_json_to_everyone(config: 
 
     assert TransformerConfig.from_json(config.to_json()) == config
     assert set(json.loads(config.to_json(), parse_constant=refuse)) == set(FIELD_TYPES)
-
-
-def test_a_configuration_is_frozen_and_a_key() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        preset("translation").embed_dim = 8  # type: ignore[misc]
-    assert len({preset(name) for name in PRESETS} | {preset(name) for name in PRESETS}) == len(PRESETS)
-
-
-@for_each("name", PRESETS)
-def test_resized_changes_only_sizes_and_tells_axes_apart(name: str) -> None:
-    config, small = preset(name), preset(name).resized()
-    sizes = {"source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "num_heads", "feed_forward_dim"}
-    sizes |= {"num_encoder_layers", "num_decoder_layers"}
-    before, after = config.as_dict(), small.as_dict()
-    assert {field for field in before if before[field] != after[field]} <= sizes
-    assert small.feed_forward_dim * config.embed_dim == config.feed_forward_dim * small.embed_dim
-    assert small.num_heads > 1
-    axes = [small.max_length, small.embed_dim, small.num_heads, small.head_dim]
-    axes += [small.stack_vocab_size(small.input_stack(stack)) for stack in small.input_names]
-    assert len(set(axes)) == len(axes)
-    named = config.resized(embed_dim=20, num_heads=5, max_length=7, dropout=0.5)
-    assert (named.embed_dim, named.num_heads, named.max_length, named.dropout) == (20, 5, 7, 0.5)
 
 
 def test_what_a_document_does_by_mistake_is_said() -> None:

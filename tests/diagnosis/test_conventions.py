@@ -115,3 +115,16 @@ def test_positions_of_real_tokens_depend_on_it_only_if_they_see_nothing() -> Non
     tokens, sees_source = probe.inputs["target"] != 0, np.any(probe.inputs["source"] != 0, axis=1)
     assert not free[sees_source][tokens[sees_source]].any()
     assert free[~sees_source].all()
+
+
+@pytest.mark.parametrize(
+    ("weigh", "preset"),
+    [
+        (CONVENTIONS["zeros"], "walkthrough"),  # masked keys have a weight in this document
+        (lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, np.nan), "pre-norm"),
+    ],
+    ids=["walkthrough", "nan"],
+)
+def test_where_no_other_convention_is_possible_none_is_accepted(weigh: Weigh, preset: str) -> None:
+    report = check(weighing(weigh), preset, logits_only=True, budget=0)
+    assert report.verdict == "diverges" and not claim(report)

@@ -16,6 +16,8 @@ from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Impact
 from transparity_numpy.transformer import transformer
 
@@ -116,3 +118,25 @@ def port(change: Change) -> Callable[..., Any]:
 )
 def test_the_effect_names_the_output_that_the_model_has(head: str, says: str) -> None:
     assert Impact({"changed": 2, "of": 8}, 0, at_padding_only=False, head=head).sentence == says
+
+
+def of_one_token(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
+    logits = logits.copy()
+    logits[0, 0] = -logits[0, 0]
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("change", "of_each", "says"),
+    [
+        (of_one_token, 1, "Effect: the logits of {n} of {of} tokens change, the predicted token of {n}."),
+        (lambda logits, target: logits + (target == 0)[..., None], 0, "Effect: logits change only at padding."),
+    ],
+)
+def test_only_changes_at_real_tokens_are_counted(change: Callable[..., np.ndarray], of_each: int, says: str) -> None:
+    report = check(port(change), "translation", logits_only=True, budget=0)
+    impact, tried = report.faults[0].impact, probes("translation")
+    real = sum(int((probe.inputs["target"] != 0).sum()) for probe in tried.values())
+    assert impact is not None and impact.at_padding_only == (of_each == 0)
+    assert impact.positions["changed"] == impact.argmax_changes == of_each * len(tried)
+    assert says.format(n=len(tried), of=real) in as_text([report])

@@ -116,10 +116,6 @@ def verdict(of: Probe, taps: Arrays, *, logits_only: bool = False, dtype: str = 
     return judge("near-ties", {of.name: of}, {of.name: taps}, logits_only=logits_only, dtype=dtype)
 
 
-def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
-    assert tied_positions(probe(tied=False), "float32") == {}
-
-
 @pytest.mark.parametrize("logits_only", [False, True])
 def test_another_choice_in_a_near_tie_is_no_fault(logits_only: bool) -> None:
     """Expect `agrees` if the port returns taps; otherwise `inconclusive` if near-ties affect most positions."""
@@ -145,3 +141,7 @@ def test_rounding_is_measured_with_the_exact_choice(case: str) -> None:
     """Expect a small budget of bfloat16; if rounding changed the chosen experts, the budget would be much larger."""
     of = probe(tied=False, case=case)
     assert of.oracle.budget("logits", "bfloat16") < np.abs(of.oracle.expected["logits"]).max() / 2
+
+
+def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
+    assert tied_positions(probe(tied=False), "float32") == {}

@@ -64,13 +64,6 @@ def test_each_piece_is_a_folder_of_its_family(family: str, tmp_path: Path) -> No
         export_checkpoint(family, piece.config, piece.parameters, tmp_path / str(number))
 
 
-def test_a_layer_keeps_its_own_window(tmp_path: Path) -> None:
-    found = list(pieces(opened("gemma2", tmp_path / "whole")))
-    windows = [piece.config.sliding_window for piece in found[1:]]
-    assert windows[0] is not None
-    assert windows[1] is None
-
-
 def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path) -> None:
     parameters = probe_parameters(exported("llama", tmp_path / "whole", target_vocab_size=2000))
     blocks = [piece for piece in pieces(open_checkpoint(tmp_path / "whole")) if "tokens" in piece.name]

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests.helpers import exported
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from transparity_conformance import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.storage.mapped import Mapped
@@ -138,3 +140,22 @@ def test_bytes_that_are_not_mxfp4_are_refused_by_name(
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match=message):
         import_checkpoint(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("with_scales", "verdict"), [(True, "agrees"), (False, "diverges")])
+def test_a_loader_is_given_the_matrices_in_float8(with_scales: bool, verdict: str, tmp_path: Path) -> None:
+    exact = in_float8(tmp_path / "hub", "block")
+
+    def load(folder: str) -> Any:
+        kept = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        config = transformers.LlamaConfig(**{name: kept[name] for name in kept if name != "quantization_config"})
+        model = transformers.LlamaForCausalLM(config).eval()
+        stored = load_file(Path(folder, "model.safetensors"))
+        dense = {name: value.float() for name, value in stored.items() if "scale" not in name}
+        model.load_state_dict(exact if with_scales else dense, strict=False)
+        return model
+
+    given = import_checkpoint(tmp_path / "hub")
+    report = check(load, family="llama", audit=False, config=given.config, parameters=given.parameters)
+    assert report.verdict == verdict

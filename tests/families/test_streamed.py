@@ -17,10 +17,11 @@ from tests.helpers import exported, peak_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
-from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
 from transparity_conformance.diagnosis.reach.coverage import affordable
-from transparity_conformance.oracle.probes import probe_parameters, probes_with
+from transparity_conformance.oracle.probes import probes_with
+from transparity_conformance.running.hub import HubBuild
+from transparity_conformance.running.process.running import given_to
 from transparity_conformance.storage import mapped
 from transparity_conformance.storage.mapped import Mapped, blocks_of, have_equal_numbers
 from transparity_conformance.storage.on_disk import OnDisk
@@ -114,21 +115,6 @@ def test_a_port_of_a_checkpoint_in_files_agrees_and_a_wrong_one_does_not(folder:
     assert report.verdict == "diverges" and (report.first_divergence or "").startswith("decoder.layers.1.feed_forward")
 
 
-def test_an_oracle_keeps_what_is_asked_for_and_the_shapes_of_the_rest() -> None:
-    config = example_config("llama")
-    probe = probes_with(config, probe_parameters(config), "llama")["one"]
-    whole, lean = probe.oracle, dataclasses.replace(probe, kept=frozenset(["logits"])).oracle
-    np.testing.assert_array_equal(lean.expected["logits"], whole.expected["logits"])
-    assert lean.budget("logits", "float32") == whole.budget("logits", "float32")
-    others = {tap: value for tap, value in lean.expected.items() if tap != "logits"}
-    assert {tap: value.shape for tap, value in others.items()} == {
-        tap: value.shape for tap, value in whole.expected.items() if tap != "logits"
-    }
-    assert all(np.isnan(value).all() and not any(value.strides) for value in others.values())
-    with pytest.raises(KeyError):  # there is no budget for a tap that was not kept
-        lean.budget("decoder.output", "float32")
-
-
 @pytest.mark.usefixtures("all_are_large")
 def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "BLOCK", 2**12)
@@ -178,6 +164,19 @@ def test_a_model_that_is_called_once_has_a_narrow_one_for_its_coverage(folder: P
     once = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
     (narrow,) = affordable(checkpoint.config, [once])
     assert narrow.inputs["tokens"].shape == once.inputs["tokens"].shape
+
+
+def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parameters = import_checkpoint(folder).parameters
+    loader = HubBuild(lambda path: path, "llama", str(tmp_path))
+    assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
+    monkeypatch.setattr(importing, "available_memory", lambda: 0)
+    parameters = import_checkpoint(folder).parameters  # importing chooses: memory or folder
+    assert given_to(loader, parameters) == str(folder)
+    assert isinstance(given_to(loader, parameters | {}), dict)  # changed parameters differ from the folder
+    assert isinstance(given_to(port.build, parameters), dict)
 
 
 def test_a_report_says_that_a_loader_was_given_the_folder_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 import torch
 import transformers
 from tests.families.cases import Case
-from tests.families.test_families import GONE, edited, in_double_precision, made, tokens_of
+from tests.families.test_families import edited, in_double_precision, made, tokens_of
 from tests.helpers import refused
-from transformers import CLIPConfig
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -23,7 +21,6 @@ from transparity_conformance.checkpoints.families.llama import LLAMA
 from transparity_conformance.checkpoints.importing import (
     family_called,
     import_checkpoint,
-    open_checkpoint,
     parameters_from,
 )
 from transparity_conformance.checkpoints.naming import Table
@@ -78,16 +75,6 @@ def test_a_tower_computes_what_transformers_computes(section: str, pair: Path, m
     assert said["float64"].dtype == np.float64
     for dtype, value in said.items():
         assert share(difference(value, oracle.expected["logits"]), oracle.budget("logits", dtype)) <= 1
-
-
-def test_a_section_without_sizes_has_those_of_transformers(pair: Path, tmp_path: Path) -> None:
-    """Use a config.json that omits default values."""
-    CLIPConfig().save_pretrained(tmp_path / "whole")
-    edited(pair, tmp_path / "bare", {name: {} for name in SECTIONS} | {"projection_dim": GONE})
-    shutil.copy(pair / "model.safetensors", tmp_path / "whole")
-    for section in SECTIONS:
-        configs = [open_checkpoint(tmp_path / folder / section).config for folder in ("whole", "bare")]
-        assert configs[0] == configs[1]
 
 
 def test_the_older_name_of_a_section_overrules_it(pair: Path, tmp_path: Path) -> None:

@@ -155,3 +155,22 @@ def test_a_generation_with_other_sampling_is_not_replayed(recordings: list[Calla
     model, replayed, request = generating_model(16).model, ReplayedGeneration(), requests()[0]
     for sampling in (None, Sampling(top_k=1), None, Sampling(temperature=3.0)):
         assert_replays(replayed, model, sampling=sampling, **request)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # TensorFloat32 is off on purpose
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("max_length", [16, 5])
+def test_a_gpu_replays_what_it_and_a_processor_compute(mode: str, max_length: int) -> None:
+    expected = generating_model(max_length)
+    forward = build(expected.config, probe_parameters(expected.config), device="cuda", mode=mode)
+    for request in requests():
+        given = {name: value.numpy() for name, value in request.items()}
+        options: Any = {"prompt": given.pop("prompt"), "max_new_tokens": NEW_TOKENS, **given}
+        assert np.array_equal(forward.generate(**options), expected.generate(**options))
+    inputs = {"source": requests()[0]["source"].numpy(), "target": requests()[0]["prompt"].numpy()}
+    turned = {name: np.roll(value, 1, axis=-1) for name, value in inputs.items()}
+    launched = [forward.logits(**each).cpu() for each in (inputs, turned)]
+    for _ in range(2):
+        for each, result in zip((inputs, turned), launched, strict=True):
+            assert torch.equal(forward.logits(**each).cpu(), result)

@@ -16,21 +16,27 @@ import numpy as np
 import pytest
 from tests.check.test_check_report import PORT
 from tests.helpers import invoke, run_python
+from tests.looping import for_each
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.training import Training
 from transparity_conformance import cache, threads
-from transparity_conformance.capabilities.learning.training import tiny
+from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError
 from transparity_conformance.checking.check import check
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
+from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_numpy.training.loss import cross_entropy
 
 CONFIG = preset("notes-lm").resized()
+HIDDEN = preset("translation").resized()
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +181,25 @@ def logits(oracle: LogitsOracle) -> np.ndarray:
         return oracle.expected["logits"]
 
 
+def test_positions_without_a_visible_key_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(HIDDEN) is not probe(HIDDEN)
+    with cache.keeping():
+        first = hidden_positions(probe(HIDDEN))
+        monkeypatch.setattr("transparity_conformance.oracle.undetermined._measure", lambda probe: {})
+        again = hidden_positions(probe(HIDDEN))
+        assert hidden_positions(probe(dataclasses.replace(HIDDEN, norm_eps=2e-5))) == {}
+    assert first and all(np.array_equal(first[name], again[name]) for name in {**first, **again})
+
+
+def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = list(probes_of(CONFIG, "config").values())[:2]
+    with cache.keeping():
+        first = exercised(CONFIG, probes)
+        monkeypatch.setattr("transparity_conformance.oracle.reach.features._exercised", lambda config, probes: ((), ()))
+        assert exercised(CONFIG, probes) == first and first[0]
+        assert exercised(CONFIG, probes[:1]) == ((), ())
+
+
 def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     names = ["oracle/key/a.json", "jax/machine/b", "oracle/key/c.json", "oracle/notes.json", "thesis"]
     for age, name in enumerate(names):
@@ -242,19 +267,6 @@ def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monk
     assert cache.quickly() == {}
 
 
-THREADS = """
-import sys
-
-from threadpoolctl import threadpool_info
-from typer.testing import CliRunner
-
-from transparity_conformance.cli import app
-
-said = CliRunner().invoke(app, ["check", *sys.argv[1:]])
-numbers = {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
-print(said.output, f"NumPy has {sorted(numbers)}")
-"""
-
 SAYS_THREADS = """
 import os
 
@@ -267,33 +279,27 @@ def load(folder):
 """
 
 
-@pytest.mark.parametrize(
-    ("port", "options", "number", "of_port", "of_numpy"),
+@for_each(
+    ("arguments", "number", "of_port"),
     [
-        ("build", ("--preset", "notes-lm"), "", "1", ["[1]"]),
-        ("build", ("--preset", "notes-lm"), "2", "2", ["[2]", "[1]"]),  # one if the machine has a single core
-        ("build", ("--config", "config.json"), "", "None", None),
-        ("load", ("--family", "llama", "--set", "vocab_size=99"), "", "None", None),
+        (("says.py:build", "--preset", "notes-lm"), "", "1"),
+        (("says.py:build", "--preset", "notes-lm"), "2", "2"),
+        (("says.py:build", "--config", "config.json"), "", "None"),
+        (("says.py:load", "--family", "llama", "--set", "vocab_size=99"), "", "None"),
     ],
 )
-def test_only_small_models_are_computed_with_one_thread(
-    port: str,
-    options: tuple[str, ...],
-    number: str,
-    of_port: str,
-    of_numpy: list[str] | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_only_ports_of_small_models_have_one_thread(
+    arguments: tuple[str, ...], number: str, of_port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Expect one thread in the checker and in the port, or the `number` of threads that the user has set."""
+    """Expect one thread in the port's process, or the `number` of threads that the user has set."""
     monkeypatch.chdir(tmp_path)
     Path("says.py").write_text(SAYS_THREADS)
     Path("config.json").write_text(CONFIG.to_json())
     for name in threads.THREADS:
         monkeypatch.delenv(name, raising=False)
-    told = run_python("-c", THREADS, f"says.py:{port}", *options, **{"OMP_NUM_THREADS": number} if number else {})
-    assert told.stdout.partition("the port has ")[2].split()[0].rstrip(".") == of_port
-    assert of_numpy is None or told.stdout.partition("NumPy has ")[2].strip() in of_numpy
+    if number:
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+    assert f"the port has {of_port}" in " ".join(invoke("check", *arguments).output.split())
 
 
 def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,3 +331,16 @@ def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pyt
         assert numbers() == usual
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         assert str(usual) in said(preset="notes-lm")
+
+
+def test_a_change_of_what_is_learned_is_computed_again(reused: Callable[..., bool]) -> None:
+    for oracle in (derivatives(), trained()):
+        noise(oracle)
+    assert reused(derivatives()) and reused(trained())
+    assert not reused(derivatives(of_padding=False))
+    assert not reused(derivatives(loss=lambda *given: 2 * cross_entropy(*given)))
+    assert not reused(trained(Training("sgd"))) and not reused(trained(steps=2)) and not reused(trained(by=print))
+
+
+def trained(training: Training = Training(), steps: int = 1, **changes: Any) -> Oracle:  # noqa: B008 - it is frozen
+    return training_oracle(LEARNED.config, LEARNED.parameters, batches(LEARNED.config)[:steps], training, **changes)

@@ -62,24 +62,21 @@ def rms(eps: float) -> Decoder:
     return Decoder(norm=functools.partial(Float32Norm, eps=eps))
 
 
-def in_buffer(layer: Any, q: Tensor, k: Tensor, v: Tensor, fill: float = 0.0, *, by_hand: bool = False) -> Tensor:
-    """Attend to a buffer for the maximum number of tokens; unused entries contain `fill`."""
+def in_buffer(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to a buffer of zeros for the maximum number of tokens."""
     length = q.shape[2]
-    keys, values = (torch.full((*each.shape[:2], PLACES, each.shape[3]), fill) for each in (k, v))
+    keys, values = (torch.zeros(*each.shape[:2], PLACES, each.shape[3]) for each in (k, v))
     keys[:, :, :length], values[:, :, :length] = k, v
     mask = torch.ones(PLACES, PLACES).tril().bool()[:length]
-    if not by_hand:
-        return F.scaled_dot_product_attention(q, keys.to(q), values.to(q), attn_mask=mask)
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, keys.to(q)) * q.shape[-1] ** -0.5
-    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values.to(q)
+    return F.scaled_dot_product_attention(q, keys.to(q), values.to(q), attn_mask=mask)
 
 
 def unbound(c: TransformerConfig, fused: Tensor) -> Iterator[Tensor]:
     return (each.transpose(1, 2) for each in fused.unflatten(-1, (3, c.num_heads, -1)).unbind(-3))
 
 
-def buffered(**options: Any) -> Decoder:
-    return Decoder(attend=functools.partial(in_buffer, **options), split=unbound)
+def buffered() -> Decoder:
+    return Decoder(attend=in_buffer, split=unbound)
 
 
 def head_by_head() -> Decoder:
@@ -100,34 +97,6 @@ class TwoMasks(Decoder):
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         self.mask = torch.ones(ids.shape) if attention_mask is None else attention_mask
         return super().forward(ids)
-
-
-class OneMap(nn.Module):
-    """A layer like PaLM's: one linear map computes the query of two heads, a shared key and value, and gated ups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.map = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH + 12 + 12 + 80, bias=False)
-        self.out, self.down = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(40, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v, up, gate = self.map(self.norm(x)).split((WIDTH, 12, 12, 40, 40), -1)
-        y = F.scaled_dot_product_attention(by_two(q), by_two(k), by_two(v), is_causal=True, enable_gqa=True)
-        return x + self.out(y.transpose(1, 2).flatten(2)) + self.down(F.silu(gate) * up)
-
-
-def by_two(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, 12)).transpose(1, 2)
-
-
-class Palm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
-        self.rest = nn.Sequential(OneMap(), OneMap(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.rest(self.embed(ids) + self.places(torch.arange(ids.shape[1])))
 
 
 class Every(nn.Embedding):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.fitting import decoders as ports
 from tests.helpers import invoke
 
@@ -14,7 +15,7 @@ from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.fitting.answer import templates
-from transparity_conformance.identify.fitting.fit import fit_port
+from transparity_conformance.identify.fitting.fit import fit, fit_port
 from transparity_conformance.report.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("decoders.py")
@@ -85,3 +86,18 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     result = invoke("fit", f"{port}:made", "--json", file)
     assert (result.exit_code, set(json.loads(file.read_text()).values())) == (2, {"?"})
     assert f'{file} has the fields that were found, and "?" for every other field. If' in result.stderr
+
+
+@pytest.mark.long
+def test_a_fit_that_is_not_confirmed_is_inconclusive() -> None:
+    result = invoke("fit", f"{FILE}:of_two_eps")
+    assert result.exit_code == 3
+    assert "Not confirmed" in result.stdout
+
+
+def test_the_mode_and_the_weights_of_a_module_behind_a_function_are_put_back() -> None:
+    model = ports.GPT().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fit(lambda: lambda ids: model(ids)[0])
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -154,12 +154,7 @@ LONG: dict[str, Found] = {
     "a usual eps": Found(lambda: decoders.rms(1e-6), {"norm_eps": 1e-6}),
     **{f"eps {eps}": Found(functools.partial(decoders.rms, eps), {"norm_eps": eps}) for eps in (1e-7, 1e-8, 3e-9)},
     "a buffer": Found(decoders.buffered, {"num_heads": 3}),
-    "a buffer of sevens": Found(lambda: decoders.buffered(fill=7.0), {}),
-    "a buffer, by hand": Found(lambda: decoders.buffered(by_hand=True), {}),
     "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
-    "one map for all": Found(
-        decoders.Palm, {"branches": "parallel-one-norm", "num_key_value_heads": 1, "gated": True}, is_whole=True
-    ),
     "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the examples' plot needs matplotlib")
 
-from examples import character_loop, character_model, toy_translation
+from examples import character_loop, character_model
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.transformer import Transformer as Column
@@ -42,20 +42,6 @@ def test_the_character_model_runs_and_plots(
     printed = capsys.readouterr().out
     for said in ("before", "after", "PyTorch", "JAX", "changed by one rounding"):
         assert said in printed
-
-
-@pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])
-def test_the_exit_code_says_whether_enough_is_right(
-    right: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers = {
-        True: lambda model, words: [word[::-1] for word in words],
-        False: lambda model, words: ["no"] * len(words),
-    }
-    monkeypatch.setattr(toy_translation, "train", lambda model, held_out: [])
-    monkeypatch.setattr(toy_translation, "translate", answers[right])
-    assert toy_translation.main() == code
-    assert f"{1 - code:.1%} of 1000 new words" in capsys.readouterr().out
 
 
 def test_the_column_learns_in_a_loop_of_plain_pytorch() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -67,12 +65,6 @@ def test_the_version_is_said_once() -> None:
     assert f"\nversion: {transparity.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_our_backends_come_through_the_door_that_everyone_uses() -> None:
-    found = {entry_point.name: entry_point.value for entry_point in entry_points(group="transparity.backends")}
-    ours = PYPROJECT["project"]["entry-points"]["transparity.backends"]
-    assert ours.items() <= found.items()
-
-
 def test_every_range_has_a_tested_version() -> None:
     pins = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     tested = {name.lower().replace("_", "-") for name in pins}
@@ -96,13 +88,3 @@ def test_the_workflow_runs_everything_on_every_version_of_python() -> None:
     assert f"python: {json.dumps(versions)}" in workflow
     assert "run: .ci/run" in workflow
     assert PYPROJECT["project"]["requires-python"] == f">={versions[0]}"
-
-
-def test_every_session_has_one_plain_line_of_help() -> None:
-    tree = ast.parse((ROOT / "noxfile.py").read_text())
-    sessions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    assert sessions
-    for session in sessions:
-        first = (ast.get_docstring(session) or "").split("\n")[0]
-        assert re.fullmatch(r"[A-Z][a-z]+ .+\.", first), f"{session.name}: {first}"
-        assert len(first) <= 100

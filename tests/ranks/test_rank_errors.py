@@ -165,3 +165,11 @@ def test_a_program_that_fails_on_a_rank_names_it(program: str) -> None:
     assert code == 2
     assert "Rank 1 of the command" in said
     assert "ended with the exit code 3" in said
+
+
+@pytest.mark.long
+def test_a_loader_is_given_folders_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = f"{Path(__file__).with_name('sharded_llama.py')}:load"
+    code, report, _ = ran(port, "--ranks", "2", "--family", "llama", "--no-audit")
+    assert (code, report["ranks"]["one_rank"], report["ranks"]["placements"]) == (0, "agrees", {"logits": "sharded:-1"})

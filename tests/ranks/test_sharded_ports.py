@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,18 @@ from transparity_conformance.capabilities.faults import OF_TWO_RANKS, loss_fault
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.sharding import ALONE, Placement, Sharding, join, read_placements, split
 from transparity_conformance.catalogue import faults_at, sharding
-from transparity_conformance.checking.calls import run_all
+from transparity_conformance.checking.calls import Ran, ReachedCalls, run_all
+from transparity_conformance.checking.stages.forms import LOGITS, PARTS, AnswerForm, in_form
 from transparity_conformance.checking.stages.ranks import against_one
 from transparity_conformance.checking.systems import divisible
 from transparity_conformance.diagnosis.judge import ignore_progress, judge
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.oracle.probes import probes, probes_of
+from transparity_conformance.running.process.isolation import IsolatedBuild, RemotePort
 from transparity_conformance.running.process.joining import Whole
 from transparity_conformance.running.process.ranks import group_of
+from transparity_conformance.running.process.running import sharding_of
+from transparity_conformance.running.process.wire import Handle
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -161,17 +165,6 @@ def test_what_is_no_placement_is_refused(declared: Any) -> None:
         placed(declared)
 
 
-def test_the_first_pattern_that_fits_counts_and_a_name_counts_before_patterns() -> None:
-    declared = {"*.weight": "sharded:0", "head.*": "partial", "head.weight": "sharded:1"}
-    sharding = Sharding(2, read_placements(declared, 2))
-    assert [str(sharding.of(name)) for name in ("head.weight", "up.weight", "head.bias", "x")] == [
-        "sharded:1",
-        "sharded:0",
-        "partial",
-        "replicated",
-    ]
-
-
 @pytest.mark.parametrize("declared", ["replicated", "sharded:1", {"sharded": 2, "indices": [[3, 1], [0, 2]]}], ids=str)
 def test_what_is_split_is_joined_again(declared: Any) -> None:
     placement = placed(declared)
@@ -186,3 +179,11 @@ def test_only_operations_with_the_same_values_on_every_rank_are_whole() -> None:
     by_rank = [recorded(WHOLE[:1]), recorded(WHOLE[1:])]
     assert [(each.name, each.inputs) for each in Whole().of(0, by_rank)] == [("whole", ()), ("summed", (0,))]
     assert len(Whole().of(0, by_rank[:1])) == 3
+
+
+def test_a_port_that_returns_another_form_keeps_its_placements() -> None:
+    probe, placed = probes("notes-lm")["mixed"], Sharding(2)
+    group: Any = SimpleNamespace(sharding_of=lambda handle: placed)
+    ran = Ran({}, ReachedCalls(), {id(probe.parameters): RemotePort(group, Handle(1, "port"), probe.config)}, {})
+    form = AnswerForm(PARTS[0], LOGITS, 0.0, 0.0, ((), ()))
+    assert sharding_of(in_form(ran, form, {"mixed": probe}).forward) is placed

@@ -91,3 +91,9 @@ def test_corrupt_weights_are_one_sentence(weights: bytes, hub: Hub, check: Check
     checked = check(folder, "--checkpoint", hub("llama"))
     assert checked.exit_code == 2
     assert f"{folder} cannot be read by transformers: " in checked.errors.strip().splitlines()[-1]
+
+
+def test_on_the_command_line_a_folder_needs_no_checkpoint(hub: Hub, check: Check) -> None:
+    checked = check(hub("llama"))
+    assert checked.exit_code == 0, checked.errors
+    assert checked.report["port"] == str(hub("llama"))

@@ -19,7 +19,6 @@ from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import of_build, tensors_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis:UserWarning")
@@ -124,22 +123,6 @@ def test_the_arrays_of_a_module_of_equinox_are_read_and_written() -> None:
     assert float(module.tied[0, 0]) == 5
     with pytest.raises(dataclasses.FrozenInstanceError):
         module.width = 5
-
-
-def test_the_tensors_of_pytorch_in_nested_lists_and_dicts_are_read_and_written() -> None:
-    import torch
-
-    weights: dict[str, Any] = {"table": torch.ones(7, 4), "layers": [{"gain": torch.zeros(4)}], "size": torch.tensor(3)}
-    model = made_by(lambda: (lambda weights, tokens: weights["table"][tokens], weights), None)
-    assert {name: value.shape for name, value in model.tensors().items()} == {"table": (7, 4), "layers.0.gain": (4,)}
-    model.assign({"table": np.full((7, 4), 2, np.float32)})
-    assert model(tokens=np.array([[1, 2]])).shape == (1, 2, 4) and weights["table"].eq(2).all()
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_second_model_of_keras_has_the_same_names(family: str) -> None:
-    config, model = example_config(family), models_of("keras").model(family)
-    assert [list(made_by(model, config).tensors()) for _ in range(2)] == [list(made_by(model, config).tensors())] * 2
 
 
 def test_layers_that_keras_named_itself_have_names_without_a_history() -> None:

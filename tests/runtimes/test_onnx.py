@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -116,16 +115,6 @@ def test_a_missing_file_and_a_missing_checkpoint_are_named(hub: Hub, check: Chec
     assert checked.last_line.startswith(f"{graph} contains its weights; give the folder of the original")
 
 
-@pytest.mark.parametrize(("extra", "package"), [("onnx", "onnxruntime"), ("gguf", "gguf")])
-def test_a_missing_extra_is_named(extra: str, package: str, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
-    checked = check(f"model.{extra}", "--checkpoint", "folder")
-    assert checked.exit_code == 2
-    needs = f"model.{extra} needs {package}, which is not installed"
-    assert checked.last_line == f'{needs}: python -m pip install "transparity[{extra}]".'
-
-
 def image_graph(folder: Path, path: Path, *, fixed: bool = False, eps: float | None = None) -> Path:
     """Export a ViT of transformers that returns hidden states, for any number of images or for two."""
     model = transformers.ViTModel.from_pretrained(folder, attn_implementation="eager").eval().requires_grad_(False)
@@ -152,16 +141,3 @@ def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path
     path = image_graph(hub("vit"), tmp_path / "vit.onnx")
     errors = check(path, "--checkpoint", hub("llama")).errors
     assert f"{path} reads images, but the checkpoint's model takes token ids; expected a graph exported" in errors
-
-
-def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Check, tmp_path: Path) -> None:
-    one = onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1, 3, 8, 8])
-    other = onnx.helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, [1, 3, 8, 8])
-    node = onnx.helper.make_node("Identity", ["pixels"], ["same"])
-    graph = onnx.helper.make_graph([node], "image", [one], [other])
-    opset = onnx.helper.make_opsetid("", 17)
-    path = tmp_path / "model.onnx"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    checked = check(path, "--checkpoint", hub("llama"))
-    assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{path} takes 'pixels'; expected input_ids, optionally with")

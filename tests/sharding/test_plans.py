@@ -43,22 +43,6 @@ def test_every_parameter_is_placed_by_the_table_or_reported(evenly: bool, case: 
     assert reported == {name for name, it in placed.items() if it.fallback}
 
 
-def test_large_parameters_are_sharded_where_ranks_divide_them(evenly: bool) -> None:
-    config = CASES["llama"].resized(target_vocab_size=32)
-    assert report(plan(config, 2, evenly=evenly)) == []
-    layer = {
-        "self_attention.query.weight": 0,
-        "self_attention.key.weight": 0,
-        "self_attention.value.weight": 0,
-        "self_attention.output.weight": 1,
-        "feed_forward.gate.weight": 0,
-        "feed_forward.up.weight": 0,
-        "feed_forward.down.weight": 1,
-    }
-    expected = {f"decoder.layers.{i}.{name}": axis for i in range(2) for name, axis in layer.items()}
-    assert sharded(config, 2, evenly) == expected | {"decoder.token_embedding.weight": 0, "head.weight": 0}
-
-
 def test_heads_are_not_cut(evenly: bool) -> None:
     says = report(plan(CASES["gemma"], 2, evenly=evenly))
     scope = "decoder.layers.0.self_attention"

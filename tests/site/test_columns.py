@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 import numpy as np
@@ -13,7 +12,7 @@ from docs.site.side_by_side import columns
 from docs.site.side_by_side.aligning import aligned
 from docs.site.side_by_side.columns import COLUMNS
 from docs.site.side_by_side.probe import COLUMN, LINES, Seen, models, tokens, watched
-from docs.site.side_by_side.sources import Definition, definitions
+from docs.site.side_by_side.sources import definitions
 
 from transparity.taps import tap_shapes
 from transparity_numpy.mixers.attention import attention_weights
@@ -26,33 +25,6 @@ def stems(folder: str) -> set[str]:
 
 def test_every_file_that_the_three_columns_have_has_a_page() -> None:
     assert set(SUBJECTS) == set.intersection(*map(stems, COLUMNS.values())) - {"port", "harness", "fast/fast_linear"}
-
-
-def bare(node: ast.FunctionDef) -> str:
-    for part in ast.walk(node):
-        if isinstance(part, ast.arg):
-            part.annotation = None
-    node.returns, node.decorator_list = None, []
-    node.body = node.body[1:] if ast.get_docstring(node) else node.body
-    return ast.unparse(node)
-
-
-def rebuilt(definition: Definition) -> str:
-    lines = ["    " * statement.depth + statement.text for statement in definition.statements]
-    found = ast.parse("\n".join(lines)).body[0]
-    assert isinstance(found, ast.FunctionDef)
-    return bare(found)
-
-
-@pytest.mark.parametrize("folder", COLUMNS.values())
-def test_the_statements_of_a_page_are_all_those_of_the_source(folder: str) -> None:
-    for subject in SUBJECTS:
-        text = (ROOT / folder / f"{subject}.py").read_text(encoding="utf-8")
-        shown = {definition.line: definition for definition in definitions(text).values()}
-        for node in ast.parse(text).body:
-            inner = node.body if isinstance(node, ast.ClassDef) else [node]
-            for function in (part for part in inner if isinstance(part, ast.FunctionDef)):
-                assert rebuilt(shown[function.lineno]) == bare(function), f"{folder}/{subject}.py {function.name}"
 
 
 def test_rows_have_each_statement_once_in_its_order_and_statements_that_correspond_share_one() -> None:

@@ -7,12 +7,11 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer
 from docs.site import build, documents, kept
 from docs.site.checked import HEAVIEST
-from docs.site.documents import DOCUMENTS, NUMBERS, PLACE
+from docs.site.documents import DOCUMENTS, PLACE
 from docs.site.notebooks import FOLDER as NOTEBOOKS
 from docs.site.notebooks import SCRIPTS, Cell, as_notebook, cells, executed
 from docs.site.pages import ROOT
@@ -150,11 +149,3 @@ def test_every_document_has_its_presets_and_their_departures() -> None:
         assert f"## The preset `{name}`" in text
         assert all(f"- {sentence}\n" in text for sentence in departures(PRESETS[name].config))
     assert "The document prints no numbers." in text
-
-
-def test_printed_numbers_are_those_of_every_column() -> None:
-    for each in (number for listed in NUMBERS.values() for number in listed):
-        assert "as the document prints it. All three columns compute exactly these numbers" in documents._numbers(each)
-    wrong = documents.Printed("`split_heads`", np.zeros((2, 4, 2)), documents.HEADS)
-    with pytest.raises(ValueError, match=r"`split_heads`: numpy computes .*, not what the document prints"):
-        documents._numbers(wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -11,14 +12,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from transparity.presets import preset
+from transparity.presets import PRESETS, preset
 from transparity.taps import recording
 from transparity_conformance.catalogue import hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
+from transparity_conformance.diagnosis import walk as walking
 from transparity_conformance.diagnosis.explain import _split_by
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.probe_result import compare_segments
+from transparity_conformance.diagnosis.resume import Start
 from transparity_conformance.diagnosis.segment import Segment
+from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters, probes, probes_of
@@ -26,6 +30,44 @@ from transparity_conformance.oracle.undetermined import tied_positions
 from transparity_conformance.report.report import Report
 from transparity_numpy import experts
 from transparity_numpy.transformer import transformer
+
+
+def are_possible(probe: Probe, pair: tuple[Hypothesis, Hypothesis]) -> bool:
+    """Return whether two faults can act together; two faults that set the same part of a formula cannot."""
+    try:
+        walk(probe, {}, pair)
+    except Impossible:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", PRESETS)
+def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = probes(case)["mixed"]
+    taps = list(probe.oracle.expected)
+    draw, noise = random.Random(1), np.random.default_rng(3)
+    shown = {name: x * (1 + 1e-3 * noise.normal(size=x.shape)) for name, x in probe.oracle.expected.items()}
+    coarse = {name: x for name, x in shown.items() if name == "encoder.output" or name.count(".") == 3}
+    known = hypotheses(probe.config, taps)
+    doubled = Fault("twice", "twice", "outputs are doubled", downstream=lambda state, name, value: 2 * value)
+    handed_on = [Hypothesis(doubled, (name,)) for name in taps if name.count(".") == 3 and name.endswith("output")]
+    drawn = [(draw.choice(some), draw.choice(known)) for some in (known, handed_on) for _ in range(40)]
+    chosen = [pair for pair in drawn if are_possible(probe, pair)]
+    assert len(chosen) > len(drawn) / 2
+    ends = [draw.choice(taps) for _ in chosen]
+    base = base_of(probe, {})
+
+    def walks() -> list[np.ndarray]:
+        of_logits = [walk(probe, {}, (one,), until="logits", base=base)["logits"] for one, _ in chosen]
+        pairs = zip(chosen, ends, strict=True)
+        return of_logits + [
+            walk(probe, flows, pair, until=end)[end] for pair, end in pairs for flows in (shown, coarse)
+        ]
+
+    skipping = walks()
+    monkeypatch.setattr(walking, "_start", lambda config, *rest: Start(config, {}))
+    for one, other in zip(skipping, walks(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def excluding(case: str) -> tuple[Probe, Hypothesis, Hypothesis]:

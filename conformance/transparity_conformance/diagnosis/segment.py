@@ -12,7 +12,7 @@ import numpy as np
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
-from transparity_conformance.diagnosis.walk import Impossible, dependents, segment_budgets, walk
+from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, dependents, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import less, share
 
@@ -28,6 +28,7 @@ class Segment:
     """The port's activations and budgets, by the name of the probe."""
     ranks: int = 1
     """The number of the port's ranks; 1 if sharding is not the cause of the difference."""
+    _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -47,11 +48,21 @@ class Segment:
             return probe.oracle.budget(self.tap, next(iter(self.results.values())).dtype)
         return having.budgets[self.tap]
 
+    def _base(self, probe: Probe) -> Base | None:
+        """Return a walk without faults, whose values other walks reuse; None if several activations are known."""
+        recorded = self.results[probe.name].recorded
+        if len(recorded) > 1:
+            return None
+        if probe.name not in self._bases:
+            self._bases[probe.name] = base_of(probe, recorded)
+        return self._bases[probe.name]
+
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
         """Return the reference's value with faults; None if the faults exclude each other, or one removes the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
+        base = self._base(probe) if given else None
         try:
-            return walk(probe, given, chosen, until=self.tap).get(self.tap)
+            return walk(probe, given, chosen, until=self.tap, base=base).get(self.tap)
         except Impossible:
             return None
 

@@ -8,10 +8,11 @@ returns only logits, the whole model is one segment.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,21 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
         raise Impossible(describe_error(error)) from error
 
 
+@dataclass(frozen=True)
+class Base:
+    """A walk without faults. Walks with faults reuse the values before their first fault."""
+
+    computed: MutableMapping[str, np.ndarray]
+    """The values that the reference computes."""
+    taps: Mapping[str, np.ndarray]
+    """The values with which the walk continues: the port's values at recorded taps, computed values at all others."""
+
+
+def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
+    taps = probe.room()
+    return Base(walk(probe, recorded, taps=taps), taps)
+
+
 def walk(
     probe: Probe,
     recorded: Mapping[str, np.ndarray],
@@ -61,6 +77,8 @@ def walk(
     dtype: str = "float64",
     until: str | None = None,
     index: int = 0,
+    base: Base | None = None,
+    taps: MutableMapping[str, np.ndarray] | None = None,
     choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
     """Run the reference with the faults in `hypotheses`, and continue with the port's values at `recorded` taps. Return
@@ -69,19 +87,22 @@ def walk(
     Args:
         until: The tap after which the walk ends.
         index: The number of a set of slightly changed weights, to measure rounding; 0 means the probe's own weights.
+        base: A walk without faults through the same activations, whose values before the first fault are reused.
+        taps: A mapping to fill with the values with which the walk continues.
         choices: The same walk in float64; this walk uses its choices of experts.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
         recorded = neighbour(dict(recorded), index) if index else recorded
         model = applied(hypotheses, probe.config, right)
-        start = _start(model, recorded, until, hypotheses)
+        start = _start(model.config, recorded, until, base, model.touched, model.downstream)
         exact = probe.exact if dtype == "float64" and index == 0 and probe.keeps_exact else {}
         parameters = _cast(
             model, {name: exact[name] for name in exact if model.parameters[name] is right[name]}, start, dtype
         )
-        state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype))
-        computed = probe.room()
+        state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
+        # A fault that changes the configuration may change every value.
+        computed = probe.room() if base is None or model.config is not probe.config else copy.copy(base.computed)
         tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
         computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
         with np.errstate(all="ignore"), contextlib.suppress(TapReached), computing:
@@ -103,10 +124,13 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults."""
+    """A model with faults, and the places at which the faults act."""
 
     config: TransformerConfig
     parameters: Arrays
+    touched: list[str] = field(default_factory=list)
+    downstream: list[str] = field(default_factory=list)
+    """The taps at which a fault changes the value with which the walk continues."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
@@ -116,10 +140,17 @@ def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: 
         fault = hypothesis.fault
         if fault.fields:
             model.config = dataclasses.replace(model.config, **fault.fields)
+            model.touched.append("encoder.embedding")
+            model.downstream.append("encoder.embedding")
+        changed: Arrays = {}
         if fault.alter:
             # Each change reads the right parameters. Otherwise, half of a swap would undo the other half.
-            changed: Arrays = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
+            changed = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
             model.parameters = model.parameters | changed
+        if not fault.fields:
+            model.touched += [*changed, *hypothesis.sites]
+        if fault.downstream:
+            model.downstream += hypothesis.sites
     return model
 
 
@@ -176,14 +207,21 @@ def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:
 
 
 def _start(
-    model: Model, recorded: Mapping[str, np.ndarray], until: str | None, hypotheses: Sequence[Hypothesis]
+    config: TransformerConfig,
+    recorded: Mapping[str, np.ndarray],
+    until: str | None,
+    base: Base | None,
+    touched: list[str],
+    downstream: list[str],
 ) -> Start:
-    """Return where a walk to the tap `until` starts. After a recorded activation, earlier faults have no effect, except
-    faults that change the configuration or have a `downstream` function."""
-    if until is None or any(each.fault.fields for each in hypotheses):
-        return Start(model.config, {})
-    further = (site for each in hypotheses if each.fault.downstream for site in each.sites)
-    return start_at(model.config, recorded, min(depth(model.config, name) for name in (until, *further)))
+    if until is None and base is None:
+        return Start(config, {})
+    end = depth(config, until or "logits")
+    # After a recorded activation, earlier faults have no effect, except faults with a `downstream` function.
+    cut = start_at(config, recorded, end).depth if until else (0, 0)
+    earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
+    earliest = min([earliest, *(depth(config, name) for name in downstream)])
+    return start_at(config, recorded if base is None else base.taps, earliest)
 
 
 def dependents(

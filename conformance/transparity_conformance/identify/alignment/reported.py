@@ -114,7 +114,7 @@ def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Sour
     """
     wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
     depth = 1 if all(fault.causes for fault in report.faults) else 3
-    near = tuple(".".join([*tap.split(".")[:depth], ""]) for tap in wrong)
+    near = tuple(".".join([*tap.split(".")[:depth], ""]) if "." in tap else "" for tap in wrong)
     numbers = {call.numbers[tap] for tap in wrong if tap in call.numbers}
     others = (tap for tap, number in call.numbers.items() if number not in numbers and tap.startswith(near))
     right = [tap for tap in others if not is_whole(call.taps[tap])]

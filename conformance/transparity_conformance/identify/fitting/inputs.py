@@ -150,6 +150,11 @@ def masked(inputs: Arrays) -> Arrays:
     return {**inputs, "attention_mask": mask}
 
 
+def may_pad(size: int) -> np.ndarray:
+    """Return the tokens of a vocabulary that are tried as the padding token."""
+    return np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
+
+
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
     """Return rows in which each token that may be padding follows another token. For images, return flipped images."""
     if not sizes:
@@ -160,7 +165,7 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
             continue
         tokens = plain[name]
         length = tokens.shape[1]
-        tried = np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
+        tried = may_pad(size)
         most = max(1, length - 2)
         chunks = [tried[begin : begin + most] for begin in range(0, len(tried), most)]
         rows[name] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,18 +108,15 @@ def picked(places: np.ndarray, length: int) -> np.ndarray:
     return matrix
 
 
-def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
+def pooling_fields(tokens: np.ndarray | None, size: int, pads: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the fields of each kind of pooling, the simplest first.
 
     Args:
         tokens: the tokens, or None for an image.
         size: the size of the vocabulary.
-        has_mask: whether an attention mask determines the visible positions, instead of a padding token.
+        pads: the possible fields of padding.
     """
     yield {"pooling": "first"}
-    pads: list[dict[str, Any]] = (
-        [{}] if tokens is None or has_mask else [{}, *({"pad_id": each} for each in range(size))]
-    )
     for pooling in ("mean", "last"):
         for pad in pads:
             yield {"pooling": pooling, **pad}

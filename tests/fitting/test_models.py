@@ -60,6 +60,9 @@ def rows(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
 
 TRANSLATION = CONFIGS["torch-transformer"]
 ARRAYS = dataclasses.replace(CONFIG, pad_id=None, norm_eps=1e-5)
+VISIBLE = dataclasses.replace(
+    CONFIG, position_count="visible", position_offset=2, target_mask="causal-and-padding", pad_id=1, max_length=24
+)
 SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
 RECURRENT = ("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width")
 PATCHES = ("patch_size", "image_channels", "class_token", "max_length", "pooling")
@@ -108,6 +111,18 @@ MODELS: dict[str, Found] = {
         is_confirmed=False,
         remarks=("The decoder masks rows of scores (queries) at the token 5, instead of columns (keys)",),
     ),
+    "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
+    "gated attention to another length": Found(
+        lambda: module(dataclasses.replace(templates()["vanilla"].resized(**SMALL), attention_gate=True)),
+        {"attention_gate": True},
+        is_whole=True,
+    ),
+    "a window in the only layer": Found(
+        lambda: module(templates()["gemma2"].resized(num_decoder_layers=1)),
+        {},
+        untold={"layer_types": "every attention layer", "layer_overrides": "the value depends on layer_types"},
+    ),
+    "a mean of all positions": drawn(head="classes", num_classes=5, pooling="mean", pad_id=None, tied_head=False),
     "a plain ViT": Found(
         small_vision.PlainViT,
         rows((*PATCHES, "head", "num_classes"), (2, 3, False, 16, "mean", "classes", 5)),

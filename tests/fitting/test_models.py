@@ -122,7 +122,13 @@ MODELS: dict[str, Found] = {
         {},
         untold={"layer_types": "every attention layer", "layer_overrides": "the value depends on layer_types"},
     ),
-    "a mean of all positions": drawn(head="classes", num_classes=5, pooling="mean", pad_id=None, tied_head=False),
+    **{
+        f"a mean with padding {pad}": drawn(head="classes", num_classes=5, pooling="mean", pad_id=pad, tied_head=False)
+        for pad in (None, 5)
+    },
+    "patches that see only themselves": Found(
+        lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}
+    ),
     "a plain ViT": Found(
         small_vision.PlainViT,
         rows((*PATCHES, "head", "num_classes"), (2, 3, False, 16, "mean", "classes", 5)),

@@ -111,24 +111,6 @@ MODELS: dict[str, Found] = {
         is_confirmed=False,
         remarks=("The decoder masks rows of scores (queries) at the token 5, instead of columns (keys)",),
     ),
-    "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
-    "gated attention to another length": Found(
-        lambda: module(dataclasses.replace(templates()["vanilla"].resized(**SMALL), attention_gate=True)),
-        {"attention_gate": True},
-        is_whole=True,
-    ),
-    "a window in the only layer": Found(
-        lambda: module(templates()["gemma2"].resized(num_decoder_layers=1)),
-        {},
-        untold={"layer_types": "every attention layer", "layer_overrides": "the value depends on layer_types"},
-    ),
-    **{
-        f"a mean with padding {pad}": drawn(head="classes", num_classes=5, pooling="mean", pad_id=pad, tied_head=False)
-        for pad in (None, 5)
-    },
-    "patches that see only themselves": Found(
-        lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}
-    ),
     "a plain ViT": Found(
         small_vision.PlainViT,
         rows((*PATCHES, "head", "num_classes"), (2, 3, False, 16, "mean", "classes", 5)),
@@ -184,6 +166,24 @@ LONG: dict[str, Found] = {
     "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
+    "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
+    "gated attention to another length": Found(
+        lambda: module(dataclasses.replace(templates()["vanilla"].resized(**SMALL), attention_gate=True)),
+        {"attention_gate": True},
+        is_whole=True,
+    ),
+    "a window in the only layer": Found(
+        lambda: module(templates()["gemma2"].resized(num_decoder_layers=1)),
+        {},
+        untold={"layer_types": "every attention layer", "layer_overrides": "the value depends on layer_types"},
+    ),
+    **{
+        f"a mean with padding {pad}": drawn(head="classes", num_classes=5, pooling="mean", pad_id=pad, tied_head=False)
+        for pad in (None, 5)
+    },
+    "patches that see only themselves": Found(
+        lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}
+    ),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
     "rows second": Found(decoders.RowsSecond, {"norm_position": "post"}),
     "rows second, norms first": Found(lambda: decoders.RowsSecond(norm_first=True), {"norm_position": "pre"}),

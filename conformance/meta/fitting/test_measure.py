@@ -31,7 +31,8 @@ def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields
 def test_an_unused_parameter_is_no_departure() -> None:
     recurrent = template_of("qwen3_next").resized(num_decoder_layers=1, positions="none", rotary_dim=None)
     assert computes_the_same(recurrent, dataclasses.replace(recurrent, positions="relative"))
-    assert not computes_the_same(recurrent, dataclasses.replace(recurrent, recurrent_bias=True))
+    gpt2 = template_of("gpt2")
+    assert not computes_the_same(gpt2, dataclasses.replace(gpt2, key_bias=False))
 
 
 @pytest.mark.long

@@ -239,7 +239,7 @@ def _pooling(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequ
         return
     tokens, stack = parts.heard.inputs.get("tokens"), next(iter(parts.stacks))
     size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
-    pads: list[dict[str, Any]] = [{}]
+    pads: list[dict[str, int | None]] = [{}]
     if tokens is not None and found.fields["padding"] == "token":
         pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *range(size)))]
         ends = np.tile(tokens[:1], (len(may_pad(size)), 1))

@@ -60,6 +60,9 @@ def rows(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
 
 TRANSLATION = CONFIGS["torch-transformer"]
 ARRAYS = dataclasses.replace(CONFIG, pad_id=None, norm_eps=1e-5)
+VISIBLE = dataclasses.replace(
+    CONFIG, position_count="visible", position_offset=2, target_mask="causal-and-padding", pad_id=1, max_length=24
+)
 SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
 RECURRENT = ("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width")
 PATCHES = ("patch_size", "image_channels", "class_token", "max_length", "pooling")
@@ -158,6 +161,24 @@ LONG: dict[str, Found] = {
     "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
+    "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
+    "gated attention to another length": Found(
+        lambda: module(dataclasses.replace(templates()["vanilla"].resized(**SMALL), attention_gate=True)),
+        {"attention_gate": True},
+        is_whole=True,
+    ),
+    "a window in the only layer": Found(
+        lambda: module(templates()["gemma2"].resized(num_decoder_layers=1)),
+        {},
+        untold={"layer_types": "every attention layer", "layer_overrides": "the value depends on layer_types"},
+    ),
+    **{
+        f"a mean with padding {pad}": drawn(head="classes", num_classes=5, pooling="mean", pad_id=pad, tied_head=False)
+        for pad in (None, 5)
+    },
+    "patches that see only themselves": Found(
+        lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}
+    ),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
     "rows second": Found(decoders.RowsSecond, {"norm_position": "post"}),
     "rows second, norms first": Found(lambda: decoders.RowsSecond(norm_first=True), {"norm_position": "pre"}),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from meta.fitting.drawn import MOST_DEPARTURES, drawn, module, template_of
+from meta.fitting.drawn import MOST_DEPARTURES, computes_the_same, drawn, module, template_of
 from meta.fitting.measure import compared, fitted, is_found
 from transparity_conformance.identify.fitting.answer import differences
 from transparity_conformance.identify.fitting.fit import fit
@@ -26,6 +26,13 @@ def test_a_drawn_configuration_is_found(seed: int) -> None:
 
 def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields() -> None:
     assert max(len(differences(config, template_of(name))) for name, config in map(drawn, range(12))) == MOST_DEPARTURES
+
+
+def test_an_unused_parameter_is_no_departure() -> None:
+    recurrent = template_of("qwen3_next").resized(num_decoder_layers=1, positions="none", rotary_dim=None)
+    assert computes_the_same(recurrent, dataclasses.replace(recurrent, positions="relative"))
+    gpt2 = template_of("gpt2")
+    assert not computes_the_same(gpt2, dataclasses.replace(gpt2, key_bias=False))
 
 
 @pytest.mark.long

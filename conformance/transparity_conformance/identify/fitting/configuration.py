@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.identify.fitting.inputs import may_pad, with_further
 from transparity_conformance.identify.fitting.masks import read_masks, read_masks_of_recurrences
 from transparity_conformance.identify.fitting.mixers import read_recurrences
 from transparity_conformance.identify.fitting.parts import Parts, Stack
@@ -40,7 +41,7 @@ def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, cal
     read_recurrences(found, subject, parts.heard, parts.last.recurrences, parts.last.mixers)
     if "mask_value" not in found.fields:
         read_masks_of_recurrences(found, subject, calls)
-    _pooling(found, parts, calls)
+    _pooling(found, subject, parts, calls)
 
 
 def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
@@ -232,15 +233,21 @@ def _head(found: FoundFields, parts: Parts) -> None:
         del found.parameters["head.weight"]
 
 
-def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
+def _pooling(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     head = parts.head
     if not head.is_pooled:
         return
     tokens, stack = parts.heard.inputs.get("tokens"), next(iter(parts.stacks))
     size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
+    pads: list[dict[str, int | None]] = [{}]
+    if tokens is not None and found.fields["padding"] == "token":
+        pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *range(size)))]
+        ends = np.tile(tokens[:1], (len(may_pad(size)), 1))
+        ends[:, -1] = may_pad(size)  # only padding at the end shows that the last token before the padding is pooled
+        given = with_further(subject, {"tokens": ends}, {})
+        calls = [*calls, RecordedCall(given, subject.call(given), (), {})]
     states, tree = [found.computed(call.inputs, f"{stack}.output") for call in calls], nest(found.parameters)
-    has_mask = tokens is None or found.fields["padding"] == "attention-mask"
-    for fields in pooling_fields(tokens, size, has_mask=has_mask):
+    for fields in pooling_fields(tokens, size, pads):
         config = found.config(**fields)
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
         if all(

@@ -154,7 +154,8 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     """Return whether the attention of the last stack hides later tokens.
 
-    If each token sees only itself, the model counts as causal, except with token types, which only encoders have.
+    If each token sees only itself, the model counts as causal, except with images or token types: only encoders have
+    these inputs.
     """
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
@@ -164,7 +165,7 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
         return True
     hidden = [scores_of(each, heard.operations).masked for each in own]
     is_blind = all(is_causal(each.swapaxes(1, 2)) for each in hidden)
-    return all(map(is_causal, hidden)) and not (is_blind and "token_types" in heard.inputs)
+    return all(map(is_causal, hidden)) and not (is_blind and heard.inputs.keys() & {"pixels", "token_types"})
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:

@@ -76,24 +76,23 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
     Try several lengths of the tokens until the module accepts one.
     """
 
-    def taken(most: tuple[int, int]) -> tuple[dict[str, int], RecordedCall]:
+    def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
         lengths = {name: length - (length in subject.positions.values()) for name, length in lengths.items()}
-        lengths = {name: lengths[name] for name in subject.tokens}
-        inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
-        return lengths, subject.hear(with_further(subject, {**(given or {}), **inputs}, {}))
+        first = {name: subject.random.integers(0, 2, (BATCH, lengths[name])) for name in subject.tokens}
+        sizes = _tables(subject, subject.hear(with_further(subject, {**(given or {}), **first}, {})))
+        plain = Arrays()
+        for name in first:  # avoid likely padding tokens; use distinct tokens in a row if possible
+            usual = np.arange(4, sizes[name] - 1) if sizes[name] > 8 else np.arange(sizes[name])
+            rows = (np.resize(subject.random.permutation(usual), lengths[name]) for _ in range(BATCH))
+            plain[name] = np.stack([subject.random.permutation(row) for row in rows])
+        plain = with_further(subject, {**(given or {}), **plain}, sizes)
+        subject.call(plain)  # a table with fewer positions may accept `first`, which contains padding
+        return sizes, plain
 
     of_tables = {each.shape[0] for each in subject.values.values() if each.ndim > 1 and each.shape[0] <= MOST}
     options = (*LENGTHS, *((each, each) for each in (64, 128, *sorted(of_tables))))  # 64, 128: for chunks
-    lengths, heard = _first_taken(dict.fromkeys(options), taken)
-    sizes, plain = _tables(subject, heard), Arrays()
-    for name, length in lengths.items():  # avoid likely padding tokens; use distinct tokens in a row if possible
-        usual = np.arange(4, sizes[name] - 1) if sizes[name] > 8 else np.arange(sizes[name])
-        rows = (np.resize(subject.random.permutation(usual), length) for _ in range(BATCH))
-        plain[name] = np.stack([subject.random.permutation(row) for row in rows])
-    plain = with_further(subject, {**(given or {}), **plain}, sizes)
-    subject.call(plain)
-    return sizes, plain
+    return _first_taken(dict.fromkeys(options), taken)
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
@@ -151,6 +150,11 @@ def masked(inputs: Arrays) -> Arrays:
     return {**inputs, "attention_mask": mask}
 
 
+def may_pad(size: int) -> np.ndarray:
+    """Return the tokens of a vocabulary that are tried as the padding token."""
+    return np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
+
+
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
     """Return rows in which each token that may be padding follows another token. For images, return flipped images."""
     if not sizes:
@@ -161,7 +165,7 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
             continue
         tokens = plain[name]
         length = tokens.shape[1]
-        tried = np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
+        tried = may_pad(size)
         most = max(1, length - 2)
         chunks = [tried[begin : begin + most] for begin in range(0, len(tried), most)]
         rows[name] = []

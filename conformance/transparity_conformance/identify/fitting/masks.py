@@ -62,6 +62,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.untold["layer_types"] = (
                 "every attention layer has the window, so no layer shows which kinds have the window"
             )
+            found.untold["layer_overrides"] = "the value depends on layer_types"
         return
     longest = max(len(each.masked[0]) for each in plain.values())
     found.untold["sliding_window"] = f"no window of up to {longest} tokens was found"

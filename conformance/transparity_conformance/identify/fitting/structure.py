@@ -52,7 +52,7 @@ class Attention:
 
     def split(self, linear: Linear) -> np.ndarray:
         batch, _, queries, keys = self.softmax.weights.shape
-        length = queries if linear is self.query else keys
+        length = keys if linear in (self.key, self.value) else queries
         return linear.made.reshape(batch, length, -1, self.head_dim).swapaxes(1, 2)
 
 

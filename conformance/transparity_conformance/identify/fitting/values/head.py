@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,14 +92,18 @@ def activation_between(linear: Linear, made: np.ndarray) -> str | None:
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, batch · length) that pool states: first or last position, mean, or a token's position."""
+    """Yield matrices (batch, batch · length) that pool states: the first, last or a token's position, or a mean.
+
+    A mean has all positions, or leaves out one token, which may be padding.
+    """
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
-    yield np.kron(np.eye(batch), np.full((1, length), 1 / length))
+    yield averaged(np.ones((batch, length)))
     if tokens is not None:
         yield picked(tokens.argmax(1), length)
         for token in np.unique(tokens):
             yield picked((tokens == token).argmax(1), length)
+            yield averaged(tokens != token)
 
 
 def picked(places: np.ndarray, length: int) -> np.ndarray:
@@ -108,18 +112,21 @@ def picked(places: np.ndarray, length: int) -> np.ndarray:
     return matrix
 
 
-def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
+def averaged(seen: np.ndarray) -> np.ndarray:
+    """Return the matrix (batch, batch · length) of the mean of the seen positions of each row."""
+    rows = np.kron(np.eye(len(seen)), np.ones((1, seen.shape[1]))) * seen.reshape(-1)
+    return np.asarray(rows / np.maximum(rows.sum(1, keepdims=True), 1))
+
+
+def pooling_fields(tokens: np.ndarray | None, size: int, pads: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the fields of each kind of pooling, the simplest first.
 
     Args:
         tokens: the tokens, or None for an image.
         size: the size of the vocabulary.
-        has_mask: whether an attention mask determines the visible positions, instead of a padding token.
+        pads: the possible fields of padding.
     """
     yield {"pooling": "first"}
-    pads: list[dict[str, Any]] = (
-        [{}] if tokens is None or has_mask else [{}, *({"pad_id": each} for each in range(size))]
-    )
     for pooling in ("mean", "last"):
         for pad in pads:
             yield {"pooling": pooling, **pad}

@@ -120,8 +120,8 @@ PRESETS = {
             eos_id=2,
         ),
         "003",
-        "the document prints neither its embedding class (tokens are scaled by √embed_dim, as in the paper) nor its "
-        "vocabularies (10,000 each)",
+        "the document omits its embedding class and vocabulary sizes; the preset scales tokens by √embed_dim, as in "
+        "the paper, and uses 10,000 tokens each",
     ),
     "translation": Preset(_TRANSLATION, "004"),
 }

@@ -1,4 +1,4 @@
-"""Test the limits of arithmetic in every backend: draws near 1, half precision, and very small or large numbers."""
+"""Test the limits of arithmetic in every backend: random numbers near 1, half precision, tiny and huge numbers."""
 
 from __future__ import annotations
 

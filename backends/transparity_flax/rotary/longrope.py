@@ -1,4 +1,4 @@
-"""LongRoPE (Ding et al. 2024): each angle is divided by its own factor, and by another factor in long sequences."""
+"""LongRoPE (Ding et al. 2024): each angle is divided by its own factor; long sequences have other factors."""
 
 from __future__ import annotations
 

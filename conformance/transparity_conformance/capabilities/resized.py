@@ -25,7 +25,7 @@ Resampling = Callable[[int, int], np.ndarray]
 
 
 def cubic(a: float, x: np.ndarray) -> np.ndarray:
-    """Return the kernel of bicubic interpolation at `x` (Keys 1981, eq. 4, with −½ replaced by `a`)."""
+    """Return the kernel of bicubic interpolation at `x` with the free parameter `a` (Keys 1981 chooses −½)."""
     x = np.abs(x)
     near, far = (a + 2) * x**3 - (a + 3) * x**2 + 1, a * (x**3 - 5 * x**2 + 8 * x - 4)
     return np.where(x <= 1, near, np.where(x < 2, far, 0))

@@ -217,8 +217,8 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
     said = "-1" if axis == value.ndim - 1 else str(axis)
     if placement.kind == "replicated" and has < expects <= has * ranks:
         raise PortError(
-            f"{name} of the shape {value.shape} was returned on all {ranks} ranks; expected {tuple(shape)}: if "
-            f"each rank has a shard, declare placements = {{{name!r}: 'sharded:{said}'}}."
+            f"Each of {ranks} ranks returned {name} of the shape {value.shape}; expected {tuple(shape)}: if each rank "
+            f"returns a shard, declare placements = {{{name!r}: 'sharded:{said}'}}."
         )
     if has > expects:
         raise PortError(

@@ -107,8 +107,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault of embeddings multiplied by `factor`, or by the factor `named` in `SCALES` for each model
-    size."""
+    """Return the fault that embeddings have a wrong factor: `SCALES[named]` for the model's size or, if `SCALES` has no
+    such name, `factor`."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:

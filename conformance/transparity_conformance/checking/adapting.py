@@ -87,7 +87,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     asked = [name for name, line in adapter.lines.items() if line == ASKED]
     settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
     written_for = count(len(adapter.lines) - len(absent) - len(asked), "line")
-    lines = [f"{count(settled, 'parameter')} found, with {written_for} in the adapter"]
+    lines = [f"{count(settled, 'parameter')} found, written as {written_for} in the adapter"]
     if adapter.zero:
         lines.append(f"set to 0 in the port, because this configuration has no such biases: {listed(adapter.zero)}")
     if adapter.unused:

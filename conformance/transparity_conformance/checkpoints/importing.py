@@ -112,7 +112,7 @@ class Opened:
     where: Mapping[str, Path]
     """The file of each tensor."""
     quantised: Fields | None = None
-    """The `quantization_config`, if matrices have scales."""
+    """The `quantization_config` of config.json for weights in float8 or MXFP4; otherwise None."""
 
     @property
     def model_type(self) -> str:

@@ -288,8 +288,8 @@ class TransformerConfig:
     rotary_scaling: str = dataclasses.field(default="none", metadata={"choices": SCALINGS})
     """Scaling of the rotary angles for long sequences. `linear` divides positions by `rotary_factor`. `llama3` divides
     only slow angles, with a smooth transition to the fast angles (Llama 3.1). In `yarn`, the transition is linear in
-    the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor, and by another factor in
-    sequences beyond `rotary_original_length` (Ding et al. 2024)."""
+    the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor. Sequences longer than
+    `rotary_original_length` use a second list of factors instead (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Number by which rotary scaling divides positions or angles."""
     rotary_slow_turns: float = number(1.0, POSITIVE)

@@ -1,4 +1,4 @@
-"""Make the reference of a comparison from a PyTorch module, or from a function or an object of any framework."""
+"""Make the reference of a comparison from a PyTorch module, or from a callable in PyTorch, JAX or NumPy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
 
 
 class TracedReference(Reference):
-    """A function or an object of any framework, called with its inputs as keyword arguments."""
+    """A callable in PyTorch, JAX or NumPy. Its operations are recorded, and its inputs are keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others = name, model, dtype, 0

@@ -51,7 +51,7 @@ def _why_not_generated(probe: Probe, dtype: str) -> str:
 def why_no_decoder(probe: Probe, dtype: str) -> str:
     if not probe.config.has_decoder:
         return "an encoder without a decoder generates no tokens"
-    return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which returns no tokens"
+    return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}; generation needs logits"
 
 
 def _why_not_coarse(probe: Probe, dtype: str) -> str:
@@ -182,7 +182,7 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 
 
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
-    """Return a claim about the first probe's model. The keys of its requests are the claim's name and a number."""
+    """Return one form of generation. Bundled requests use the first probe's model; further ones may use others."""
 
     def requests(forward: ForwardPass) -> Requests:
         return {f"{claim}.{i}": each for i, each in enumerate(of_probe(forward.first).first)}

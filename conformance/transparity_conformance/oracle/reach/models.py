@@ -90,7 +90,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Measure the error at `points` points with sums in sequence (`variants`); return the largest error so far."""
+        """Measure the error of the first `points` ways to sum (`variants`). Return the largest error so far."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:

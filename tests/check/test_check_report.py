@@ -188,6 +188,12 @@ def test_an_unexplained_line_says_which_part_it_changes_and_a_wrong_shape_is_giv
     assert shape in flat(as_html([misshapen]).partition("Notes</h2>")[0])
 
 
+def test_the_lines_around_one_do_not_end_with_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "my.py"
+    path.write_text("\n\ny = x\n\nz = y\n\n\n")
+    assert PortLine(str(path), 5, "z = y").around == [(3, "y = x"), (4, ""), (5, "z = y")]
+
+
 def test_each_cause_links_to_its_page_on_the_site() -> None:
     site = tomllib.loads(Path("docs/site/zensical.toml").read_text())["project"]["site_url"]
     assert f'<a href="{site}causes/attention-scale/">attention-scale</a>' in as_html([report(fault(0, SCALE))])

@@ -133,7 +133,7 @@ def result(claim: str, worst: Judged, causes: Sequence[Cause], notes: Iterable[s
     """Return the result of one claim.
 
     Args:
-        worst: The error that is largest relative to its tolerance.
+        worst: The error to report.
         causes: Possible causes of an error that exceeds its tolerance, most likely first.
     """
     claims, notes = (ClaimResult.of(claim, worst.error, worst.budget, worst.where),), tuple(notes)
@@ -152,6 +152,7 @@ def compare_answers(
     *,
     fitted: Callable[[A], Iterable[Cause]] = lambda worst: (),
     notes: Callable[[Mapping[A, Judged]], Sequence[str]] = lambda found: (),
+    reports_first: bool = False,
 ) -> tuple[CapabilityResult, list[SimulatedFault]]:
     """Compare the answers to all requests of a claim; return the result, and the faults that explain all answers.
 
@@ -160,9 +161,11 @@ def compare_answers(
         fitted: Returns causes with a fitted number, given the worst answer. These causes count if no fault explains the
             answers.
         notes: Returns notes for the report.
+        reports_first: Whether to report the first wrong answer, to the simplest request, instead of the largest error.
     """
     found = {each: judged(each, None) for each in given}
     worst = max(found, key=lambda each: found[each].share)
+    worst = next((each for each in found if reports_first and found[each].is_wrong), worst)
     wrong, error, budget = found[worst].is_wrong, found[worst].error, found[worst].budget
     left = {fault: _left(judged, [worst, *given], fault) for fault in (faults if wrong else ())}
     explaining = {fault: rest * budget for fault, rest in left.items() if rest <= 1}

@@ -220,7 +220,7 @@ GENERATION = Capability(
     ),
     ask=_ask,
     shapes=_token_shapes,
-    judge=judging(_judged),
+    judge=judging(_judged, reports_first=True),
     why_not=_why_not_generated,
     describe=_describe,
     file="generation.safetensors",

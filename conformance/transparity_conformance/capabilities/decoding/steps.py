@@ -222,7 +222,7 @@ STEPS = Capability(
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,
     shapes=_shapes,
-    judge=judging(_judged, notes=_notes),
+    judge=judging(_judged, notes=_notes, reports_first=True),
     why_not=_why_no_steps,
     stays=1,
     describe=lambda request: {"sizes": list(request.sizes)},

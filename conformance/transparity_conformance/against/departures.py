@@ -167,8 +167,8 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report, usually the first operation that the edit explains. If the edit leaves
-        out a step, return the operation that computes the step's input. If the edit explains no operation, return the
+        """Return the port's operation to report, usually the first operation that the edit explains. If the edit
+        leaves out a step, also by a factor of 1, return the operation that computes the step's input. If the edit explains no operation, return the
         first operation that only the port has, and on which the next explained value depends."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
@@ -186,7 +186,9 @@ class Departures:
             is_content = found.step.output in comparer.flow.passes
             of_content = (index for index in unlike if is_content and self._reads_content(index, now))
             return next(of_content, next(iter(unlike), first % len(operations)))
-        if found.edit.kind != "left out":
+        values = found.after.values
+        made, given = values[found.step.output], [values[index] for index in found.step.inputs]
+        if found.edit.kind != "left out" and not any(made.dtype == each.dtype and made.equal(each) for each in given):
             return first
         # If a function leaves out its last step, it returns this step's input. Report the operation that computes the
         # input.

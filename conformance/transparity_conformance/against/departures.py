@@ -167,9 +167,9 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report, usually the first operation that the edit explains. If the edit
-        leaves out a step, also by a factor of 1, return the operation that computes the step's input. If the edit explains no operation, return the
-        first operation that only the port has, and on which the next explained value depends."""
+        """Return the port's operation to report, usually the first operation that the edit explains. If the edit leaves
+        out a step, also by a factor of 1, return the operation that computes the step's input. If the edit explains no
+        operation, return the first operation that only the port has, and on which the next explained value depends."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation

@@ -187,8 +187,8 @@ class Departures:
             of_content = (index for index in unlike if is_content and self._reads_content(index, now))
             return next(of_content, next(iter(unlike), first % len(operations)))
         values = found.after.values
-        made, given = values[found.step.output], [values[index] for index in found.step.inputs]
-        if found.edit.kind != "left out" and not any(made.dtype == each.dtype and made.equal(each) for each in given):
+        made, taken = values[found.step.output], [values[index] for index in found.step.inputs]
+        if found.edit.kind != "left out" and not any(made.dtype == each.dtype and made.equal(each) for each in taken):
             return first
         # If a function leaves out its last step, it returns this step's input. Report the operation that computes the
         # input.

@@ -29,7 +29,10 @@ WRONG = 1e-4
 """The smallest difference that counts as a mistake, relative to the largest expected logit."""
 RIGHT = 1e-5
 """The largest difference that a twin may have, relative to the largest expected logit."""
-CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, SyntaxError) + (
+    TypeError,
+    ValueError,
+)
 """Exceptions that a mutant may raise; such a mutant counts as not running."""
 TOGETHER = 12
 """The largest number of lines that the last twin changes."""

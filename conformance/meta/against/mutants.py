@@ -29,10 +29,8 @@ WRONG = 1e-4
 """The smallest difference that counts as a mistake, relative to the largest expected logit."""
 RIGHT = 1e-5
 """The largest difference that a twin may have, relative to the largest expected logit."""
-CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, SyntaxError) + (
-    TypeError,
-    ValueError,
-)
+NOT_RUNNING = (AttributeError, LookupError, NameError, SyntaxError, TypeError)
+CRASHES = (*NOT_RUNNING, ArithmeticError, AssertionError, RuntimeError, ValueError)
 """Exceptions that a mutant may raise; such a mutant counts as not running."""
 TOGETHER = 12
 """The largest number of lines that the last twin changes."""

@@ -167,7 +167,8 @@ def compare_answers(
     worst = max(found, key=lambda each: found[each].share)
     worst = next((each for each in found if reports_first and found[each].is_wrong), worst)
     wrong, error, budget = found[worst].is_wrong, found[worst].error, found[worst].budget
-    left = {fault: _left(judged, [worst, *given], fault) for fault in (faults if wrong else ())}
+    given = [worst, *(each for each in given if each != worst)]  # most faults do not explain the worst answer
+    left = {fault: _left(judged, given, fault) for fault in (faults if wrong else ())}
     explaining = {fault: rest * budget for fault, rest in left.items() if rest <= 1}
     causes = [Cause(each.id, each.says, None, rest, 1 - rest / error) for each, rest in explaining.items()]
     causes = causes or list(fitted(worst) if wrong else ())[:1]

@@ -34,28 +34,25 @@ def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> in
     return found.st_size
 
 
-def read_header(
-    path: str | os.PathLike[str], error: type[TransparityError], most: int = LARGEST_HEADER
-) -> tuple[int, dict[str, Any]]:
+def read_header(path: str | os.PathLike[str], error: type[TransparityError]) -> tuple[int, dict[str, Any]]:
     """Return the length of a safetensors file's header in bytes, and the entry of each tensor.
 
-    Raise `error` unless `path` is a regular file with a header of at most `most` bytes, which is a JSON object. The
-    entries are not checked.
+    Raise `error` unless `path` is a regular file with a header of at most `LARGEST_HEADER` bytes, which is a JSON
+    object. The entries are not checked.
     """
     size = file_size(path, error)
     try:
         with Path(path).open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            header = file.read(min(length, most, size))
+            header = file.read(min(length, LARGEST_HEADER, size))
     except OSError as problem:
         raise error(f"{path} cannot be read: {reason(problem)}.") from None
     if len(start) < 8 or length > size - 8:
         raise error(f"{path} cannot be read as a safetensors file: it is shorter than its header.")
-    if length > most:
-        raise error(
-            f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most {most}."
-        )
+    if length > LARGEST_HEADER:
+        says = f"its header has {length} bytes; expected at most {LARGEST_HEADER}"
+        raise error(f"{path} cannot be read as a safetensors file: {says}.")
     try:
         entries = json.loads(header, object_pairs_hook=without_repetition)
     except RepeatedFieldError as problem:

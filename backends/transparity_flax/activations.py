@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
-    """activation(gate) · (up + offset) (Shazeer 2020); if there is a limit, it first bounds gate and up (gpt-oss)."""
+    """activation(gate) · (up + `up_offset`) (Shazeer 2020); a `gate_limit` first bounds gate and up (gpt-oss)."""
     if (limit := config.gate_limit) is not None:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     up = up + config.up_offset if config.up_offset else up

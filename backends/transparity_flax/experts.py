@@ -26,14 +26,14 @@ def highest(x: Experts, count: int) -> Experts:
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
+    """Return 1 for experts of the groups whose two best scores have the highest sums, else 0 (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)
 
 
 def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
-    """Return 1 for the experts of the best groups with the highest sums of score and correction, else 0."""
+    """Return 1 for the experts with the highest score + correction in the best groups, else 0."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = jnp.where(best_groups(config, corrected) == 1, corrected, -jnp.inf)
@@ -41,7 +41,7 @@ def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, 
 
 
 def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) -> Experts:
-    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
+    """router_scale · score for chosen experts, else 0; `normalize_topk` divides the chosen scores by their sum."""
     weights = jnp.where(chosen != 0, scores, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -57,7 +57,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nnx.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Every expert runs on every token: in compiled code, the shapes of arrays may not depend on the router's choice.
+    Every expert runs on every token, because in compiled code, no shape may depend on the router's choice.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

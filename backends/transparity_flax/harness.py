@@ -63,7 +63,7 @@ class FlaxModule:
 def _applied(
     graph: nnx.GraphDef[Any], with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, jax.Array], State]:
-    """Return the result of a part, its activations if `with_taps`, and its new state, which batch norms update."""
+    """Return the module's result, its activations if `with_taps`, and its new state, which batch norms update."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
     tap: dict[str, Any] = {"tap": recording(recorded)} if with_taps else {}
@@ -150,7 +150,7 @@ def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[st
 
 
 def _placed(value: Any, dtype: str, device: jax.Device) -> Any:
-    """Return an array on `device`, floats in `dtype`; return anything else unchanged."""
+    """Move an array to `device`, and cast floats to `dtype`; return any other value unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     return jax.device_put(rounded(value, dtype if value.dtype.kind == "f" else value.dtype), device)

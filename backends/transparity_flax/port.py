@@ -246,7 +246,7 @@ def loaded(
 ) -> Any:
     """Return a module of the column, with its parameters committed to `device`.
 
-    JAX commits the results of computations. It would compile a program again for parameters that are not committed.
+    The results of JAX's computations are committed. For parameters that are not, JAX would compile a second program.
     """
     model = nnx.merge(*shapes_of(module, config), copy=True)
     with x64_for(dtype):
@@ -264,9 +264,8 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 
 
 class _OneKey(nnx.Rngs):
-    """One random key for all parameters: their initial values are not used, and splitting keys is slow.
-
-    A tap function applies dropout in this port, so dropout needs no key.
+    """One random key for all parameters, because splitting keys is slow and the initial values are never used. Dropout
+    needs no key, because a tap function applies it.
     """
 
     dropout = None

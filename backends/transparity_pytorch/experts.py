@@ -26,7 +26,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
+    """Return 1 for experts of the groups whose two best scores have the highest sums, else 0 (DeepSeek-V3)."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)
@@ -35,7 +35,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Float[Tensor, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts of the best groups with the highest sums of score and correction, else 0."""
+    """Return 1 for the experts with the highest score + correction in the best groups, else 0."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)
@@ -43,7 +43,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
+    """router_scale · score for chosen experts, else 0; `normalize_topk` divides the chosen scores by their sum."""
     weights = scores.masked_fill(chosen == 0, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -59,7 +59,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nn.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Every expert runs on every token: in compiled code, the shapes of arrays may not depend on the router's choice.
+    Every expert runs on every token, because in compiled code, no shape may depend on the router's choice.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -153,7 +153,7 @@ def loaded(module: Callable[..., Any], config: TransformerConfig, parameters: Ar
 
 
 def tensor(value: Any, dtype: torch.dtype | None, device: str) -> Any:
-    """Return an array as a tensor on `device`, floats in `dtype`; return anything else unchanged."""
+    """Return an array as a tensor on `device`, with floats cast to `dtype`; return any other value unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     return torch.as_tensor(value, dtype=dtype if value.dtype.kind == "f" else None).to(device)

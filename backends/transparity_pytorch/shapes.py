@@ -1,4 +1,4 @@
-"""Names for the shapes of tensors. In one call, axes of the same name have the same size; `#` also allows 1."""
+"""Names for the shapes of tensors. In one call, equal names mean equal sizes; an axis with `#` may have size 1."""
 
 from __future__ import annotations
 

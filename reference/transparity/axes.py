@@ -1,7 +1,7 @@
 """The names of the dimensions in the project's shape annotations.
 
-A bare `1` is an axis kept for broadcasting; `#batch` may be 1. `*batch` stands for any leading axes, and `...` for any
-axes.
+A bare `1` is an axis of size 1 for broadcasting; the axis `#batch` may also have size 1. `*batch` stands for any
+leading axes, and `...` for any axes.
 """
 
 LEGEND = {

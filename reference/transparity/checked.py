@@ -225,7 +225,7 @@ class CheckedBackend(ABC, Generic[Built]):
 
 
 class CheckedShardedBackend(CheckedBackend[Built]):
-    """A `transparity.protocol.ShardedBackend` that also checks the names, shapes and dtypes in a file."""
+    """A `transparity.protocol.ShardedBackend` that also checks the names, shapes and dtypes of a file's parameters."""
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> Built:
         device = self.devices()[0]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TransparityError(ValueError):
-    """An error with one printable sentence: the value, its place, the expected value and the remedy."""
+    """An error with one printable sentence, which says what was given, where, what was expected and what to do."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(safe(sentence))

@@ -118,7 +118,7 @@ def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tu
 
 
 def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
-    """Return the expected tokens, one per position; raise `InputError` if they are wrong or there are no logits."""
+    """Return the expected tokens, one per position; raise `InputError` if they are wrong or the model has no logits."""
     if config.head != "logits":
         raise InputError(f"head is {config.head!r}: the model has no logits, and therefore no loss.")
     name = config.input_names[-1]
@@ -179,8 +179,8 @@ def check_step(
 ) -> dict[str, Any]:
     """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` if one is wrong.
 
-    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. Absent arguments
-    are None, except that an absent `source` is left out.
+    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result has
+    None for an absent argument, and leaves out an absent `source`.
     """
     _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
@@ -209,7 +209,7 @@ def check_step(
 
 
 def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -> None:
-    """Raise `InputError` if the model cannot decode with a cache, or if a step lacks a `source` or should have none."""
+    """Raise `InputError` if the model cannot decode with a cache, or if a `source` is missing or given needlessly."""
     if not config.has_decoder:
         raise InputError("The model is only an encoder, which has no cache; expected a model with a decoder.")
     if not config.mask_is_exact:
@@ -224,7 +224,7 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
 
 
 def _check_angles(config: TransformerConfig, lengths: np.ndarray, longest: int) -> None:
-    """Raise `InputError` if the keys in the cache have other rotary angles than in a row of `longest` tokens."""
+    """Raise `InputError` if keys in the cache were rotated by other angles than keys in a row of `longest` tokens."""
     for limit in config.angle_limits:
         if lengths.min() <= limit < longest:
             raise InputError(
@@ -266,7 +266,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Raise `InputError` if a row has only masked padding: even unused places of the cache would have a weight."""
+    """Raise `InputError` if a row has only masked padding; unused positions of the cache would then get a weight."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
@@ -317,7 +317,7 @@ def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarr
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:
-    """Return checked tokens of the vocabulary of the input `read_as`. Error messages name the tokens `called`."""
+    """Check `value` as tokens of the input `read_as`, which error messages name `called`, and return it as int64."""
     name = called or read_as
     tokens = as_array(name, value, InputError)
     if tokens.ndim != 2:

@@ -92,7 +92,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
 
 
 def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:
-    """Return the shapes of the parameters of `config`; raise `ParameterError` unless `names` are their names."""
+    """Return the shape of each parameter of `config`; raise `ParameterError` unless `names` are the same names."""
     shapes = parameter_shapes(config)
     for name in names:
         if name not in shapes:
@@ -128,7 +128,7 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
 
 
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
-    """Read a safetensors file. If `config` is given, check that the file has its parameters.
+    """Read a safetensors file; if `config` is given, check that the file has the parameters of `config`.
 
     Raises `ParameterError` if the file is missing or invalid, or if NumPy lacks the dtype of a tensor.
     """

@@ -21,7 +21,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A document's transformer: its configuration, its number, and our decisions where the document is silent."""
+    """A document's transformer: the configuration, the document's number, and decisions that the document omits."""
 
     config: TransformerConfig
     document: str

@@ -66,7 +66,7 @@ class Forward(Protocol):
         change.
 
         Returns:
-            The loss before each step, and the learned parameters after the last.
+            The loss before each step, and the learned parameters after the last step.
         """
 
     def step(
@@ -129,7 +129,7 @@ class Forward(Protocol):
         """Like `generate`, but return each prompt with the best of `beams` continuations, and the scores (batch,)."""
 
     def ready(self, result: Any) -> None:
-        """Wait until `result` is computed, because frameworks may return before the device has finished."""
+        """Wait until `result` is computed, because frameworks may return it before the device has finished."""
 
 
 class Backend(Protocol):
@@ -184,8 +184,8 @@ class Harness(Protocol):
         """Return the versions of the libraries, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context manager in which float32 matrix products use float32 on every device, without TF32. PyTorch
-        models also use the fast path for large weights in this context, so that claims about small models test it."""
+        """Return a context manager in which float32 matrix products use float32 on every device, without TF32. In this
+        context, PyTorch models pack weights of any size, so that claims about small models test packed weights."""
 
 
 class ShardedBackend(Backend, Protocol):

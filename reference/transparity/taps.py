@@ -1,8 +1,8 @@
 """Taps: the named activations of a forward pass, and functions of the type `Tap` that receive them.
 
 A model passes every tap to a tap function `tap(name, value) -> value`, and continues with the returned value. The
-function can record, replace, round or perturb activations. It is an argument, never a global, so that functions stay
-pure for `jax.jit` and `torch.compile`.
+function can record, replace, round or perturb activations. The tap function is an argument, never a global, so that
+models stay pure functions for `jax.jit` and `torch.compile`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def identity(name: str, value: Any) -> Any:
 
 
 def scoped(tap: Tap, scope: str) -> Tap:
-    """Return a tap function that puts `scope` before every name. For `identity`, return `identity`: it is faster."""
+    """Return a tap function that puts `scope` before every name. For `identity`, return `identity`, which is faster."""
     if tap is identity:
         return identity
 

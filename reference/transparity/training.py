@@ -30,9 +30,9 @@ class Training:
     weight_decay: float = 0.0
     """Decoupled weight decay of `adamw`: each step subtracts this, times the learning rate, times the parameter."""
     max_norm: float | None = None
-    """Largest norm of all gradients together; larger gradients are scaled down to it. None means no clipping."""
+    """Largest norm of all gradients together, to which a larger norm is scaled down. None means no clipping."""
     warmup_steps: int | None = None
-    """Steps in which the learning rate rises, before it falls with 1/√step (§5.3, eq. 3). None: constant."""
+    """Steps in which the learning rate rises; it then falls with 1/√step (§5.3, eq. 3). None: a constant rate."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:

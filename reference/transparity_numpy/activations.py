@@ -13,7 +13,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick":
 
 
 def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
-    """activation(gate) · (up + offset) (Shazeer 2020); if there is a limit, it first bounds gate and up (gpt-oss)."""
+    """activation(gate) · (up + `up_offset`) (Shazeer 2020); a `gate_limit` first bounds gate and up (gpt-oss)."""
     if (limit := config.gate_limit) is not None:
         gate, up = np.minimum(gate, gate.dtype.type(limit)), np.clip(up, up.dtype.type(-limit), up.dtype.type(limit))
     up = up + up.dtype.type(config.up_offset) if config.up_offset else up

@@ -24,7 +24,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
+    """Return 1 for experts of the groups whose two best scores have the highest sums, else 0 (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)
@@ -33,7 +33,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Inexact[Array, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts of the best groups with the highest sums of score and correction, else 0."""
+    """Return 1 for the experts with the highest score + correction in the best groups, else 0."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
         corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)
@@ -41,7 +41,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
+    """router_scale · score for chosen experts, else 0; `normalize_topk` divides the chosen scores by their sum."""
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)

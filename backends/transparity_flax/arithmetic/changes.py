@@ -34,9 +34,9 @@ def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
 def rounding(dtype: DTypeLike) -> Tap:
     """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype.
 
-    XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
-    zeros. Subnormal numbers of float16 are therefore rounded separately, to multiples of the smallest one. Subnormal
-    numbers of bfloat16 are also subnormal in float32, and XLA turns them into zeros on a CPU.
+    XLA may remove a cast to `dtype` and back, but it keeps `reduce_precision`. `reduce_precision` turns subnormal
+    float16 numbers into zeros, so they are rounded separately, to multiples of the smallest subnormal. Subnormal
+    bfloat16 numbers are also subnormal in float32, and XLA turns them into zeros on a CPU.
     """
     limits = jnp.finfo(dtype)
     least, smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)

@@ -1,4 +1,4 @@
-"""Fused attention for inference and training: blocks of queries, whose operations XLA fuses."""
+"""Fused attention for inference and training, in blocks of queries; XLA fuses the operations of a block."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale + bias) · value, in blocks if queries attend only to earlier keys and themselves.
+    """softmax(query · keyᵀ · scale + bias) · value, in blocks of queries if the mask hides later keys.
 
-    Unless the kind of the mask is `causal` or `full`, the compiled program reads the mask to choose.
+    If the kind of the mask is neither `causal` nor `full`, the compiled program reads the mask.
     """
     shown, kind = mask
     length = shown.shape[2]
@@ -78,8 +78,8 @@ def _one_block(
 ) -> Float[Array, "batch heads queries value_dim"]:
     """Return attention for one block of queries.
 
-    The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
-    weight. A query whose keys are all masked has equal weights.
+    Dividing the weighted sum of the values by the sum of the weights needs fewer divisions than dividing each weight.
+    If all keys of a query are masked, their weights are equal.
     """
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)

@@ -61,8 +61,8 @@ def step(
 ) -> Float[Array, "batch length vocab"]:
     """Return the logits after each of the next `tokens`, the same as in a full forward pass, and update `cache`.
 
-    At a padding position, the mask may hide every key. All keys of the cache then have equal weights, and the logits
-    depend on the capacity of the cache.
+    At a padding position, the mask may hide every key. All keys of the cache then have equal weights, and the logits at
+    this position depend on the capacity of the cache.
 
     Args:
         valid_lengths: Number of valid tokens in each row. None means all. The other tokens are fillers: no token
@@ -91,7 +91,7 @@ def step(
 
 
 def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None if a cache would be wrong or the tokens exceed `max_length`."""
+    """Return a cache for `tokens`, or None unless `prefixes_agree` and `longest` is at most `max_length`."""
     config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
         return None
@@ -101,7 +101,7 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
 def next_logits(
     split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row; the cache lacks at most the last `new` of them.
+    """Return the logits after each row's first `lengths` tokens; the cache lacks at most the last `new` tokens.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -1,1 +1,1 @@
-"""Faster computations of the same results: other layouts of linear maps, and batches split over cores or devices."""
+"""Faster computations of the same results: another layout of weights, and batches split over devices."""

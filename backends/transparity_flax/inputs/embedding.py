@@ -11,7 +11,7 @@ from transparity_flax.state.context import Context
 
 
 def embed(stack: str, module: Any, reader: Any, tokens: Source, context: Context) -> Hidden:
-    """Return the sum of the embedding by `reader` and, if configured, the embeddings of token types and positions."""
+    """Return the sum of the input's embedding by `reader` and any embeddings of token types and positions."""
     config = module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])
     x = reader(tokens, context.tap)

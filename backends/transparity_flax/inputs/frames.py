@@ -22,7 +22,7 @@ def convolved(
 class EmbedFrames(nnx.Module):
     """Two convolutions over time, the second with stride 2 (Radford et al. 2022, §2.2).
 
-    Each pads its input with a frame of zeros at each end.
+    Each convolution pads its input with a frame of zeros at each end.
     """
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:

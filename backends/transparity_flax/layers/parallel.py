@@ -8,7 +8,7 @@ from transparity_flax.state.context import Context
 
 
 class ParallelLayer(Layer):
-    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)), with one norm per branch (GPT-NeoX) or a shared norm (GPT-J)."""
 
     def __call__(self, x: Hidden, context: Context) -> Hidden:
         shared = normalize(self, "self_attention_norm", x, context)

@@ -27,7 +27,7 @@ position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020
 
 
 def normalize(module: nnx.Module, name: str, x: Hidden, context: Context) -> Hidden:
-    """Apply the norm `name` of a layer or stack; the result is a tap of this name."""
+    """Apply the norm `name` of a layer or stack, and pass the result to the tap function."""
     return context.tap(name, getattr(module, name)(x, scoped(context.tap, name)))
 
 
@@ -36,7 +36,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 
 def normed(layer: Layer, name: str, place: str, x: Hidden, context: Context) -> Hidden:
-    """Apply the norm at this `place` of the sublayer `name`, if `NORMS_AT` has one there."""
+    """Apply the norm of the sublayer `name` at `place`, a key of `NORMS_AT`; return `x` if there is no norm."""
     norms = NORMS_AT[layer.config.norm_position] if layer.config.attention_norm or name != "self_attention" else {}
     return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 
@@ -69,7 +69,7 @@ class Layer(nnx.Module):
     """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
     With the norms of Vaswani et al. 2017: x = norm(x + self_attention(x)), x = norm(x + cross_attention(x)), and
-    x = norm(x + feed_forward(x)). With a cache, `x` has the tokens that follow the cached tokens.
+    x = norm(x + feed_forward(x)). With a cache, `x` has only the new tokens, which follow the cached tokens.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:

@@ -42,8 +42,7 @@ def gated_delta_rule(
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
-    Each change of S depends on the earlier changes in the chunk. All changes are the solution of a triangular system of
-    equations.
+    Each change of S depends on the earlier changes in the chunk, so the changes solve a triangular system of equations.
     """
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -76,10 +75,9 @@ class GatedHeadNorm(nnx.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4), which starts from the cached state if there is a cache.
 
-    Padding is set to zero. It adds nothing to the state, but the state still decays, and convolutions include the
-    zeros.
+    Zeros replace masked padding, so padding only lets the state decay, but convolutions include the zeros.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

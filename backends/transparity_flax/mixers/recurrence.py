@@ -23,7 +23,7 @@ def causal_convolution(
     before: EarlierChannels,
     bias: Float[Array, " features"] | None = None,
 ) -> Channels:
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the inputs before `x`."""
+    """yₜ = Σᵢ weight[width − 1 − i] · xₜ₋ᵢ + bias, for i = 0 … width − 1; `before` has the inputs before `x`."""
     width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = jnp.stack([x[:, i : i + length] for i in range(width)], axis=-1)

@@ -59,9 +59,9 @@ class GatedGroupNorm(nnx.Module):
 
 
 class StateSpace(Recurrence):
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
+    """Mamba-2 (Dao and Gu 2024, §7.1), which starts from the cached state if there is a cache.
 
-    Padding is set to zero before and after the convolutions. It adds nothing to the state, but the state still decays.
+    Zeros replace masked padding before and after the convolutions, so padding only lets the state decay.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

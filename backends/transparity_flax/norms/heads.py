@@ -1,4 +1,4 @@
-"""RMS norms of the features of heads: of queries, of keys, and of latent vectors."""
+"""RMS norms of queries, keys and latent vectors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads
 
 
 def normalize_and_rotate(module: Any, name: str, x: Heads, context: Context) -> Heads:
-    """Apply the QK norm and the rotation to the `query` or `key` of attention, as far as they are configured."""
+    """Apply the QK norm and the rotation, if the configuration has them, to the `query` or `key` of attention."""
     config, tap, rotary = module.config, context.tap, context.rotary
     if config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(config, getattr(module, f"{name}_norm"), x))

@@ -17,7 +17,7 @@ from transparity_flax.shapes import Vectors, Weight
 
 
 def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias over the n features; the variance is divided by n, not n − 1."""
+    """(x − mean) / √(variance + eps) · weight + bias over the features; the variance is a mean over n, not n − 1."""
     wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
@@ -29,7 +29,7 @@ def gain(config: TransformerConfig, weight: Weight) -> Weight:
 
 
 def initial_gain(config: TransformerConfig, features: int) -> nnx.Param[Array]:
-    """Return the initial weight of a norm, with which its gain is 1; Flax calls the weight `scale`."""
+    """Return the initial weight of a norm, for which the gain is 1; Flax calls the weight `scale`."""
     return nnx.Param(jnp.full(features, float(config.norm_gain == "weight")))
 
 

@@ -54,7 +54,7 @@ class ShardedForward(FlaxForward):
 class ShardedBackend(CheckedShardedBackend[ShardedForward]):
     """A `transparity.protocol.Backend` over a mesh of data × tensor devices.
 
-    The mesh has the first of JAX's default devices or, if there are too few, of its CPU devices.
+    The mesh consists of JAX's first default devices or, if there are too few, of its first CPU devices.
     """
 
     name = "flax"

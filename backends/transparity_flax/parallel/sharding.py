@@ -1,4 +1,4 @@
-"""A model's parameters and batches over a mesh; each device reads its own slices of the parameters."""
+"""Parameters and batches distributed over a mesh; each device reads only its slices of the parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Source = Mapping[str, Any]
 
 
 def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
-    """Return a model of which each device has only its share; only this share is read from `source`.
+    """Return a model distributed over `mesh`; each device reads only its slices of the parameters from `source`.
 
-    `mesh` has two axes: parameters are replicated over `data`, and split over `tensor` as `plan` says.
+    Parameters are replicated over the mesh axis `data`, and split over the axis `tensor` as `plan` says.
     """
     model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
     for path, name, variable in variables(model):

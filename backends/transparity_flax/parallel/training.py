@@ -1,4 +1,4 @@
-"""Training over data ranks: the loss, without rows that only fill a rank, and the steps of an optimizer."""
+"""Training over data ranks: the loss, which ignores the rows that pad a batch, and the steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from transparity_flax.transformer import Transformer
 
 
 def loss_of_rows(model: Transformer, targets: TokenIds, **inputs: Any) -> Float[Array, ""]:
-    """Return the loss of a model. Rows of `inputs` beyond the rows of `targets` only fill ranks, and do not count."""
+    """Return the loss of a model, without the last rows of `inputs`, which pad the batch and have no `targets`."""
     return cross_entropy(model(**inputs)[: len(targets)], targets, model.config.pad_id)
 
 
 def start_on_mesh(
     mesh: Mesh, training: Training, rates: Float[Array, " steps"], parameters: State
 ) -> tuple[optax.OptState, Any]:
-    """Return an optimizer's state, sharded like the parameters, and a step function in which both stay sharded."""
+    """Return an optimizer's state, sharded like the parameters, and a step function that keeps the shardings."""
     state = optimization.optimizer_of(training, rates).init(parameters)
     places = _places(mesh, parameters), _places(mesh, state)
     step = inspect.unwrap(optimization.optimizer_step)  # not compiled, because XLA would choose other shardings

@@ -1,4 +1,4 @@
-"""Positions in attention: windows, learned (T5) or linear (ALiBi) biases, rotary tables, a temperature of queries."""
+"""Positions in attention: windows, learned (T5) or linear (ALiBi) biases, rotary tables, a query temperature."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries key
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Return a mask that hides keys `window` or more away (Beltagy et al. 2020, §3.1), or in other chunks (Llama 4)."""
+    """Return a mask that shows keys nearer than `window` (Beltagy et al. 2020, §3.1) or in the same chunk (Llama 4)."""
     if kind == "chunked":
         return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
     return (jnp.abs(distances(positions, keys)) < window)[:, None]
 
 
 def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, both: bool) -> Integers:
-    """d if d < e, else e + ⌊e · log(d / e) / log(max_distance / e)⌋, the bucket of a distance d (Raffel et al. 2020).
+    """Return the bucket of each distance (Raffel et al. 2020).
 
-    Each direction has 2e buckets; the last one also has all larger distances. With `both`, half of all buckets are for
-    later keys. Without `both`, later keys count as distance 0.
+    With `both`, half of the buckets are for later keys; otherwise, later keys have the distance 0. With n buckets in a
+    direction, let e = ⌊n / 2⌋. A distance d < e has the bucket d. A larger d has the bucket e + ⌊(n − e) · log(d / e) /
+    log(max_distance / e)⌋, but at most n − 1.
     """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, jnp.abs(distances)) if both else (buckets, jnp.maximum(-distances, 0))
@@ -84,9 +85,9 @@ def score_bias(
 
 
 def query_temperature(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> Temperature:
-    """1 + temperature · ln(1 + ⌊(position + first) / length⌋).
+    """1 + t · ln(1 + ⌊(position + first) / length⌋), as `config.query_temperature` explains.
 
-    NumPy computes this factor in float64 for the positions 0 … `keys` − 1.
+    NumPy computes this factor in float64, for the positions 0 … `keys` − 1.
     """
     pieces = (np.arange(keys) + config.query_temperature_first) // config.query_temperature_length
     factors = jnp.asarray(1 + config.query_temperature * np.log1p(pieces), dtype)
@@ -94,7 +95,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, keys: int
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
-    """Return `context` for a layer with this `config`: with its window in the mask, and with its rotary tables."""
+    """Return `context` with the mask, the rotary tables and the query temperature of a layer with this `config`."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)

@@ -27,7 +27,7 @@ NAMES = {
     "mean": "running_mean",
     "var": "running_var",
 }
-"""The last parts of Flax's names, as far as they differ from the names of `transparity.parameters`."""
+"""The last parts of Flax's names that differ from the names of `transparity.parameters`."""
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any, device: Any = None) -> None:

@@ -26,7 +26,7 @@ def cross_entropy(
     """Return the mean −log softmax(logits)[target] of targets that are not padding, in float32 or more (document 001).
 
     With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
-    The loss of a batch with only padding is NaN, as in the frameworks.
+    The loss of a batch with only padding is NaN, as in PyTorch.
     """
     log_probabilities = jax.nn.log_softmax(upcast(logits), axis=-1)
     picked = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]

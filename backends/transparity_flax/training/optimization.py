@@ -21,7 +21,7 @@ from transparity_flax.training.loss import Loss, loss_of
 from transparity_flax.transformer import Transformer
 
 Start = Callable[[Training, Float[Array, " steps"], State], tuple[optax.OptState, Any]]
-"""A function that returns the state of an optimizer and the function of a step, for parameters on several devices."""
+"""A function that returns the state of an optimizer and a step function, for parameters on several devices."""
 
 
 def clip_by_global_norm(gradients: State, max_norm: float) -> State:
@@ -56,7 +56,8 @@ def train(
 
 
 def _on_one_device(training: Training, rates: Float[Array, " steps"], parameters: State) -> tuple[optax.OptState, Any]:
-    """Return an optimizer's state, placed as after a step so that a step is compiled only once, and the step."""
+    """Return an optimizer's state and a step function. The state has the device of a step's results, so that JAX
+    compiles the step only once."""
     home = jax.tree.leaves(parameters)[0].sharding
     return jax.device_put(_start(training, rates, parameters), home), optimizer_step
 

@@ -21,7 +21,7 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries
     Dropout is a tap function, so the kernel is not used in training with dropout.
 
     With a single query on a GPU, the kernel for masks takes twice as long as the explicit computation. In half
-    precision, the kernel is always used, because the explicit computation rounds the scores.
+    precision, the kernel is used even then, because the explicit computation rounds the scores.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and not alone
@@ -39,11 +39,11 @@ def attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
-    Without a bias, the kernel needs no mask that is causal or full, and is then faster. If the kind of the mask leaves
-    this open, the mask's values are read where possible.
+    Without a bias, the kernel is called without the array of a causal or full mask, which is faster. If the kind of the
+    mask does not say that it is causal or full, the array is read on a CPU, except during compilation.
 
-    The kernel would return zeros for a query whose keys are all masked. This function sets such a query to 0 and makes
-    its keys visible. All weights are then equal, as in the explicit computation.
+    The kernel would return zeros for a query whose keys are all masked. Such a query is set to 0, and its keys are
+    unmasked. Their weights are then equal, as in the explicit computation.
     """
     array, kind = mask
     if sinks is not None:
@@ -80,7 +80,7 @@ def _with_sinks(
     bias: Bias | None,
     sinks: Sinks,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Add a key and value of zeros per head, whose score is the sink; the kernel has no argument for sinks."""
+    """Append a key and a value of zeros to each head, with the sink as the key's score; the kernel takes no sinks."""
     one = (0, 0, 0, 1)
     bias = torch.zeros_like(mask, dtype=key.dtype).expand(-1, len(sinks), -1, -1) if bias is None else bias
     bias = torch.cat([bias, sinks[:, None, None].expand(*bias.shape[:-1], 1)], dim=-1)

@@ -1,4 +1,4 @@
-"""Generation with CUDA graphs: one for the prompt, and another that is replayed for each later token."""
+"""Generation with two CUDA graphs: one graph for the prompt, and one that is replayed for each later token."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 By default, PyTorch multiplies by MKL, whose fastest kernels run only on Intel processors, and does not pack weights. A
 product with a single row, as in decoding, takes as long as reading the weight. The fastest library for this product
-depends on the processor; compiled code uses a loop that reads the weight from two places at once.
+depends on the processor. Compiled code uses a loop that reads two parts of the weight at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transparity_pytorch.shapes import QueryIds
 
 ROWS = 64
-"""Number of rows for which oneDNN packs a weight. The packed weight is as fast for one row as for thousands."""
+"""Number of rows for which oneDNN packs a weight; the packed weight also suits one row and thousands of rows."""
 
 LEAST = 2**16
 """The smallest number of elements of a weight that is packed.
@@ -29,8 +29,8 @@ On an AMD EPYC (Zen 3), packed weights make products with 64 × 64 weights 0.3 t
 """
 
 STREAMS = 2
-"""The number of places in the weight that the product with one row reads at the same time. A processor prefetches more
-for two places than for one. More places cost more compilation time than they save."""
+"""Number of parts of the weight that the product with one row reads at the same time. A processor prefetches more for
+two parts than for one. More than two parts cost more compilation time than they save."""
 
 
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
@@ -74,7 +74,7 @@ def in_streams(
 ) -> Float[Tensor, " features_out"]:
     """Return weight · row; this function is compiled before it is used.
 
-    The compiled loop reads the weight from `STREAMS` places at once, which is faster than any library.
+    The compiled loop reads `STREAMS` parts of the weight at the same time, which is faster than any library.
     """
     whole = len(weight) // STREAMS * STREAMS
     parts = (*weight[:whole].chunk(STREAMS), weight[whole:])
@@ -111,8 +111,8 @@ def multiplied_by_one_row(
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return `step`, compiled for one token per row.
 
-    On a CPU, only calls with a single row use the compiled form, because packed weights are faster with more rows. On a
-    GPU, all calls with one token per row use a form for which the compiler also tunes its kernels.
+    On a CPU, only calls with a single row use compiled code, because packed weights are faster with more rows. On a
+    GPU, all calls with one token per row use compiled code with tuned kernels.
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 

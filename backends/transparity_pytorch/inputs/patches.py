@@ -20,7 +20,7 @@ def patch_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
 
 
 def patches(config: TransformerConfig, pixels: Pixels) -> Float[Tensor, "batch patches patch_dim"]:
-    """Return square patches, row by row, with pixels in a kernel's order: by channel, then row, then column."""
+    """Return square patches, row by row; the values of a patch are ordered by channel, then row, then column."""
     size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
     cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)

@@ -8,7 +8,7 @@ from transparity_pytorch.state.context import Context
 
 
 class ParallelLayer(Layer):
-    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)), with one norm per branch (GPT-NeoX) or a shared norm (GPT-J)."""
 
     def forward(self, x: Hidden, context: Context) -> Hidden:
         shared = normalize(self, "self_attention_norm", x, context)

@@ -40,8 +40,7 @@ def gated_delta_rule(
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
-    Each change of S depends on the earlier changes in the chunk. All changes are the solution of a triangular system of
-    equations.
+    Each change of S depends on the earlier changes in the chunk, so the changes solve a triangular system of equations.
     """
     reads, query = [], query * query.shape[-1] ** -0.5
     for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):
@@ -71,10 +70,9 @@ class GatedHeadNorm(nn.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4), which starts from the cached state if there is a cache.
 
-    Padding is set to zero. It adds nothing to the state, but the state still decays, and convolutions include the
-    zeros.
+    Zeros replace masked padding, so padding only lets the state decay, but convolutions include the zeros.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -17,7 +17,7 @@ from transparity_pytorch.state.context import Context
 
 
 class CausalConvolution(nn.Module):
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the inputs before `x`."""
+    """yₜ = Σᵢ weight[width − 1 − i] · xₜ₋ᵢ + bias, for i = 0 … width − 1; `before` has the inputs before `x`."""
 
     def __init__(self, features: int, width: int, *, bias: bool) -> None:
         super().__init__()

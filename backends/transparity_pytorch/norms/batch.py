@@ -1,4 +1,4 @@
-"""Batch norm: the mean and variance of each feature are over the batch and the positions."""
+"""Batch norm, with the mean and variance of each feature over the batch and the positions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
     """Return the running mean and variance or, in training, the mean and variance of the batch.
 
-    In training, the new running statistics are taps, too.
+    In training, also pass the new running statistics to `tap`.
     """
     if not norm.training:
         return norm.running_mean, norm.running_var

@@ -16,7 +16,7 @@ from transparity_pytorch.shapes import Vectors, Weight
 
 
 def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias over the n features; the variance is divided by n, not n − 1."""
+    """(x − mean) / √(variance + eps) · weight + bias over the features; the variance is a mean over n, not n − 1."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
@@ -25,7 +25,7 @@ def gain(config: TransformerConfig, weight: Weight) -> Weight:
 
 
 def initial_gain(config: TransformerConfig, features: int) -> nn.Parameter:
-    """Return the initial weight of a norm, with which its gain is 1."""
+    """Return the initial weight of a norm, for which the gain is 1."""
     return nn.Parameter(torch.full((features,), float(config.norm_gain == "weight")))
 
 

@@ -102,7 +102,7 @@ class ShardedForward(PytorchForward):
 
     @torch.no_grad()
     def _by_all(self, method: Callable[..., Any], *given: Any) -> Any:
-        """Call a decoding method in which every data rank has all rows and all parameters."""
+        """Call a decoding method on every rank; each data rank has all rows and all parameters."""
         with on_mesh(), all_gathered(self.root):
             return self.root(lambda model: method(*given))
 
@@ -132,7 +132,7 @@ class ShardedForward(PytorchForward):
 
 
 def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
-    """Return the logits of a step; the mixers' arrays are distributed over the tensor ranks."""
+    """Return the logits of a step; the mixers' arrays in the cache are distributed over the tensor ranks."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
         assert isinstance(layer, Layer)
         mixer = MIXERS[layer.config.mixer]

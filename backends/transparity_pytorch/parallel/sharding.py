@@ -1,4 +1,4 @@
-"""A model over a mesh: parameters are DTensors, FSDP wraps the layers, and each rank reads only its slices."""
+"""A model distributed over a mesh: parameters are DTensors, FSDP wraps the layers, and ranks read only their slices."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Source = Mapping[str, Any]
 
 
 BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
-"""Operators that DTensor does not distribute, each with the axis of the heads in each argument. In the result, the
-heads are on axis 1. Recurrences and the embedding of audio use them."""
+"""Operators that DTensor does not distribute, with the axis of the heads in each argument; results have heads on axis
+1. Recurrences and the embedding of audio use these operators."""
 
 
 class Root(nn.Module):
@@ -77,7 +77,7 @@ class _ByHeads(TorchFunctionMode):
 
 
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
-    """Return a model of which this rank has only its share; only this share is read from `source`.
+    """Return a model distributed over `mesh`; each rank reads only its slices of the parameters from `source`.
 
     `mesh` has two axes: `plan` splits parameters over `tensor`, and FSDP shards each tensor rank's share over `data`.
     """
@@ -98,7 +98,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return the part of a parameter that this rank holds: its data rank's rows of its tensor rank's slice."""
+    """Return this rank's slices of a parameter: a part of its tensor axis and, with several data ranks, of its rows."""
     held, axis = [slice(0, size) for size in value.shape], plan[name].axis
     if axis is not None:
         held[axis] = chunk(held[axis], mesh["tensor"])
@@ -108,7 +108,7 @@ def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slic
 
 
 def chunk(whole: slice, mesh: DeviceMesh) -> slice:
-    """Return this rank's part of `whole`, split as by `torch.chunk`; the last ranks may have less or nothing."""
+    """Return this rank's part of `whole`, split as by `torch.chunk`; the last ranks may get a smaller or empty part."""
     size = -(-(whole.stop - whole.start) // mesh.size())
     start = min(whole.start + mesh.get_local_rank() * size, whole.stop)
     return slice(start, min(start + size, whole.stop))

@@ -25,7 +25,7 @@ IGNORED = -100
 def loss_and_gradients(
     root: Root, mesh: DeviceMesh, targets: Tensor, **tokens: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of the whole batch, and its gradients with respect to all learned parameters, sharded like them.
+    """Return the loss of the whole batch, and its gradients for all learned parameters, sharded like the parameters.
 
     `targets` and `tokens` are this rank's rows. `IGNORED` marks targets that do not count.
     """

@@ -1,4 +1,4 @@
-"""Rotary positions, and the scalings of their angles to long sequences, one per file."""
+"""Rotary positions, and the scalings of their angles for long sequences, with one scaling per file."""
 
 from collections.abc import Callable
 

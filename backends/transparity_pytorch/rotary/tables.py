@@ -18,7 +18,7 @@ def rotary_frequencies(
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables:
-    """factor · cos(position · frequency) and factor · sin(position · frequency), where the angles are in float64."""
+    """factor · cos(position · frequency) and factor · sin(position · frequency), with the angles in float64."""
     frequencies = rotary_frequencies(config, positions.device)
     if config.rotary_depends_on_length:  # the largest position is known only on the device
         beyond = rotary_frequencies(config, positions.device, beyond=True)

@@ -12,9 +12,9 @@ from transparity_pytorch.shapes import IsToken, Lengths, MaskArray, Memory, Posi
 from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
-"""The kind of a mask: `causal` is exactly the causal mask, so that a kernel need not read the array; `full` hides
-nothing; with `some`, every query sees a key. The configuration determines the kind, because the mask cannot be read
-during compilation."""
+"""The kind of a mask: `causal` is exactly the causal mask, so a kernel need not read the array; `full` hides nothing;
+`some` shows each query at least one key. The configuration determines the kind, because the mask cannot be read during
+compilation."""
 
 
 class Mask(NamedTuple):
@@ -45,6 +45,6 @@ class Context(NamedTuple):
     cache: Cache | None = None  # the cache of the stack or, by part, of a layer; each part updates its own
 
     def under(self, scope: str) -> Context:
-        """Return the context of the part `scope`, with the part's own names of activations and its own cache."""
+        """Return the context of the part `scope`: its own cache, and a tap function that prefixes names by `scope`."""
         cache = None if self.cache is None else self.cache.get(scope)
         return self._replace(tap=scoped(self.tap, scope), cache=cache)

@@ -21,7 +21,7 @@ def cross_entropy(
     """Return the mean −log softmax(logits)[target] of targets that are not padding, in float32 or more (document 001).
 
     With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
-    The loss of a batch with only padding is NaN, as in the frameworks.
+    The loss of a batch with only padding is NaN, as in PyTorch.
     """
     ignored = -100 if pad_id is None else pad_id  # −100 is no token id
     return F.cross_entropy(

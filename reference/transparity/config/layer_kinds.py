@@ -37,7 +37,7 @@ ALIKE = "all"
 
 
 class Overrides(Mapping[str, Any]):
-    """An immutable mapping, which makes the configuration that contains it hashable."""
+    """An immutable, hashable mapping, because a configuration that contains overrides must be hashable."""
 
     __slots__ = ("_items",)
 
@@ -89,7 +89,7 @@ def checked_overrides(name: str, value: Any) -> Overrides:
 def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the configuration of each kind of layer of a `TransformerConfig` (`Any`, to avoid an import cycle).
 
-    Raises `ConfigError` if `layer_types` and `layer_overrides` do not fit together, or a kind is impossible.
+    Raises `ConfigError` if an override is invalid, or if `layer_overrides` has a kind that is not in `layer_types`.
     """
     if not types and not overrides:
         return {ALIKE: config}

@@ -61,7 +61,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 def _temperature_sizes(config: Any) -> dict[str, Any]:
     """Return a `query_temperature_length` that the longest probe exceeds.
 
-    If the model has the same `rotary_original_length`, both get the same small value.
+    If the two lengths of the full-size model are equal, `rotary_original_length` gets the same small value.
     """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
@@ -72,7 +72,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Return small numbers of heads. One, two or all value heads share a key head, as in the full-size model."""
+    """Return small sizes of heads. If several value heads share a key head, two or all do in the small model."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -85,8 +85,8 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
     """Return the `recurrent_value_dim` that keeps the ratio of the features of all value heads to `embed_dim`.
 
-    Mamba-2 calls this ratio `expand`. The result is empty if the ratio is not a whole number, or if a layer has
-    attention.
+    Mamba-2 calls this ratio `expand`. The result is empty if the ratio or the resulting size is not a whole number, or
+    if a layer has attention.
     """
     times, rest = divmod(config.recurrent_dim, config.embed_dim)
     is_fixed = config.attends_never and not rest and not times * embed_dim % heads
@@ -94,7 +94,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return a small number of experts, of which a token uses one, two or all, as in the full-size model."""
+    """Return a small number of experts. A token uses one expert if it does in the full-size model, else two or all."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}
@@ -108,13 +108,13 @@ def _router_sizes(config: Any) -> dict[str, Any]:
 
 
 def feed_forward_width(config: Any, embed_dim: int) -> int:
-    """Return a width in proportion to `embed_dim`; for experts, a multiple of 4, which PyTorch's `grouped_mm` needs."""
+    """Return a width in proportion to `embed_dim`; experts get a multiple of 4, which PyTorch's `grouped_mm` needs."""
     width = max(min(1, config.feed_forward_dim), config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return a shared expert's width: the same multiple of an expert's width, or else in proportion to `embed_dim`."""
+    """Return a shared expert's width, which keeps its ratio to an expert's width if whole, else to `embed_dim`."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)
@@ -126,7 +126,7 @@ def most_experts(config: Any) -> int:
 
 
 def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return LongRoPE's factors, interpolated to the number of angles in a configuration with other `sizes`."""
+    """Return evenly spaced factors of LongRoPE's lists, one for each angle of a configuration with other `sizes`."""
     lists = {name: getattr(config, name) for name in ("rotary_short_factors", "rotary_long_factors")}
     names = ("rotary_dim", "attention_head_dim", "embed_dim", "num_heads")
     rotary_dim, head_dim, embed_dim, heads = own = [sizes.get(name, getattr(config, name)) for name in names]

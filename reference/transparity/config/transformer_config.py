@@ -58,7 +58,7 @@ is correct."""
 class TransformerConfig:
     """The configuration of a transformer; each difference between two models is one field, independent of the others.
 
-    An impossible configuration raises `ConfigError` with the field and its value, and usually a valid value. Fields of
+    An invalid configuration raises `ConfigError`, which names the field, its value and usually a valid value. Fields of
     a stack that the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.
     """
 
@@ -119,7 +119,7 @@ class TransformerConfig:
     router_groups: int = whole(1, 1, 2)
     """Number of groups of consecutive experts, ranked by the sum of their two highest scores (DeepSeek-V3)."""
     topk_groups: int = whole(1, 1, 2)
-    """Number of highest-ranked groups; a token's experts are chosen only from these."""
+    """Number of highest-ranked groups; a token's experts are chosen only from these groups."""
     normalize_topk: bool = True
     """Whether the scores of the chosen experts are divided by their sum to become weights. With `softmax`, this equals
     a softmax over the chosen logits. If false, the weights are the scores."""
@@ -198,7 +198,7 @@ class TransformerConfig:
     attention_sinks: bool = False
     """Whether each head's softmax has a sink: a learned logit, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """Attention reaches only positions whose distance is smaller than this (Beltagy et al. 2020). None: no window."""
+    """Attention reaches only positions whose distance is below this number (Beltagy et al. 2020). None: no window."""
     window_kind: WindowKind = "sliding"
     """`sliding`: each position has its own window. `chunked`: a position attends only to its own chunk of
     `sliding_window` positions (Llama 4)."""
@@ -232,8 +232,8 @@ class TransformerConfig:
     its state (Yang et al. 2025, Qwen3-Next). `state-space`: a recurrence that decays its state and adds to it (Dao and
     Gu 2024, Mamba-2). Recurrences require a decoder-only model."""
     recurrent_heads: int = whole(32, 4, 2)
-    """Number of heads of a recurrence. Each has a state of `recurrent_key_dim` × `recurrent_value_dim` numbers. Without
-    a recurrence, the fields of this section have no effect."""
+    """Number of heads of a recurrence. Each head has a state of `recurrent_key_dim` × `recurrent_value_dim` numbers.
+    Without a recurrence, the fields of this section have no effect."""
     recurrent_key_heads: int = whole(16, 2, 1)
     """Number of query and key heads of a recurrence. Consecutive value heads share one query head and one key head."""
     recurrent_key_dim: int = whole(128, 5, 3)
@@ -254,7 +254,7 @@ class TransformerConfig:
     # Layers that differ
 
     layer_types: tuple[str, ...] = ()
-    """The kind of each layer, from the first on; a shorter list is repeated. If it is empty, all layers are alike."""
+    """The kind of each layer, in order; a shorter list is repeated. With an empty list, all layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
     """For each kind of layer, the fields whose values differ from this configuration. These fields may differ:
     `sliding_window`, `window_kind`, `query_temperature`, `positions` (`none` instead of `rotary`), `rope_theta`, the
@@ -274,8 +274,8 @@ class TransformerConfig:
     position_offset: int = whole(0, least=0)
     """Row of the first token in the table of learned positions, which has this many additional rows."""
     position_count: Literal["all", "visible"] = "all"
-    """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
-    padding gets the row before the first token's row."""
+    """Tokens that count as positions: `all` tokens, or only `visible` tokens, which are not padding (RoBERTa, OPT).
+    With `visible`, padding gets the row before the first token's row."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
     width apart."""
@@ -311,7 +311,7 @@ class TransformerConfig:
     relative_buckets: int = 32
     """Number of buckets of distances; half for each direction, if queries see earlier and later keys."""
     relative_max_distance: int = 128
-    """Distance from which on all distances are in the last bucket."""
+    """Distances of at least this number share the last bucket."""
 
     # Embedding and head
 
@@ -344,10 +344,10 @@ class TransformerConfig:
     """Output of the model. `logits`: logits over the vocabulary. `hidden`: the output of the last layer. `pooled`: one
     state per row. `classes`: logits over classes, a linear map of the pooled state."""
     pooling: Pooling = "first"
-    """How a row is pooled to one state. `first`: the state at the first position (BERT). `mean`: the mean over all
-    tokens that are not padding (Reimers and Gurevych 2019). `last`: the last token that is not padding (the classifier
-    of GPT-2). `eos`: the first `eos_id`, or the first position of a row without it (CLIP). `largest`: the token with
-    the largest id, the first if there are several (the code of CLIP until 2023)."""
+    """How a row is pooled to one state. `first`: the state at the first position (BERT). `mean`: the mean of all states
+    that are not padding (Reimers and Gurevych 2019). `last`: the state of the last token that is not padding (the
+    classifier of GPT-2). `eos`: the state of the first `eos_id`, or of the first position if there is no `eos_id`
+    (CLIP). `largest`: the state of the first token with the largest id (the code of CLIP until 2023)."""
     pooler: Literal["tanh", "relu", "gelu", "none"] = "tanh"
     """Activation after a linear map of the pooled state (BERT: `tanh`, DistilBERT: `relu`). `none`: no linear map."""
     num_classes: int = whole(2, 2, 3, 1)
@@ -698,7 +698,7 @@ class TransformerConfig:
         return self.with_sizes(**sizes)
 
     def with_sizes(self, **sizes: Any) -> TransformerConfig:
-        """Return a copy with other `sizes`; LongRoPE's factors are interpolated to the new number of angles."""
+        """Return a copy with other `sizes`; LongRoPE keeps evenly spaced factors, one for each new angle."""
         return dataclasses.replace(self, **sizes, **longrope_factors(self, sizes))
 
     def as_dict(self) -> dict[str, Any]:

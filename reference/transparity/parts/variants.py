@@ -31,9 +31,9 @@ class Held(NamedTuple):
     """An array that a layer's cache holds."""
 
     shape: tuple[int | str, ...]
-    """The sizes of its axes; `batch` and `capacity` stand for the cache's numbers of rows and of positions."""
+    """The sizes of the array's axes; `batch` and `capacity` stand for the cache's numbers of rows and of positions."""
     is_wide: bool = False
-    """Whether its dtype is at least float32."""
+    """Whether the array's dtype is at least float32."""
     cut: tuple[str, int] | None = None
     """The name of a parameter of the mixer, and the axis along which this array is distributed together with it. None
     means that every rank has the whole array."""
@@ -81,7 +81,7 @@ class Scaling(NamedTuple):
     """A value of `config.rotary_scaling`."""
 
     probe_length: int | None = None
-    """The `rotary_original_length` at which ports are compared. None means the model's own."""
+    """The `rotary_original_length` at which ports are compared. None keeps the model's own length."""
     depends_on_length: bool = False
     """Whether angles are different in sequences longer than `rotary_original_length`."""
     check: Callable[[TransformerConfig], None] = accept

@@ -33,8 +33,8 @@ def attention(
 ) -> Inexact[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value, in blocks of queries; a block skips the keys after its last visible key.
 
-    The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
-    weight. A query whose keys are all masked gives equal weights to all keys, so its block uses every key.
+    Dividing the weighted sum of the values by the sum of the weights needs fewer divisions than dividing each weight.
+    If all keys of a query are masked, their weights are equal, so the query's block uses every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

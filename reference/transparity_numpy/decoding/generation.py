@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 
 def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Pad the prompt on the right by `more` tokens; mark no row as ended."""
+    """Return the prompt, padded on the right by `more` tokens; no row has ended."""
     batch, length = prompt.shape
     lengths = np.full(batch, length) if lengths is None else lengths.copy()
     tokens = np.pad(prompt, ((0, 0), (0, more)))
@@ -94,9 +94,9 @@ def generate(
 ) -> GeneratedIds:
     """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
-    The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
-    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004). The arguments are
-    explained at `transparity.protocol.Forward.generate`.
+    At each step, the model reads only the last `max_length` tokens (document 001). `filling_id` pads rows that have a
+    shorter prompt or end earlier at `eos_id`. Generation stops when all rows have ended (document 004).
+    `transparity.protocol.Forward.generate` explains the arguments.
     """
     longest, sampling = prompt.shape[1], sampling or Sampling()
     written = allocate(config, prompt, lengths, max_new_tokens)

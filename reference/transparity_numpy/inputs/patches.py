@@ -13,7 +13,7 @@ from transparity_numpy.shapes import Hidden, Parameters, Pixels
 
 
 def patches(config: TransformerConfig, pixels: Pixels) -> Inexact[Array, "batch patches patch_dim"]:
-    """Return square patches, row by row, with pixels in a kernel's order: by channel, then row, then column."""
+    """Return square patches, row by row; the values of a patch are ordered by channel, then row, then column."""
     size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
     cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)

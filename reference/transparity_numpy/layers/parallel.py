@@ -9,7 +9,7 @@ from transparity_numpy.state.context import Context
 
 
 def parallel_layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)), with one norm per branch (GPT-NeoX) or a shared norm (GPT-J)."""
     shared = normalize(config, parameters, "self_attention_norm", x, context)
     y = mix(config, parameters, shared, context)
     z = normalize(config, parameters, "feed_forward_norm", x, context) if config.branches == "parallel" else shared

@@ -25,7 +25,7 @@ position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020
 
 
 def normalize(config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, context: Context) -> Hidden:
-    """Apply the norm `name` of a layer or stack; the result is a tap of this name."""
+    """Apply the norm `name` of a layer or stack, and pass the result to the tap function."""
     tap = context.tap
     return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=context.training))
 
@@ -37,7 +37,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 def normed(
     config: TransformerConfig, parameters: Parameters, name: str, place: str, x: Hidden, context: Context
 ) -> Hidden:
-    """Apply the norm at this `place` of the sublayer `name`, if `NORMS_AT` has one there."""
+    """Apply the norm of the sublayer `name` at `place`, a key of `NORMS_AT`; return `x` if there is no norm."""
     norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
     return normalize(config, parameters, f"{name}_{norms[place]}", x, context) if place in norms else x
 
@@ -78,7 +78,7 @@ def layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context:
     """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
     With the norms of Vaswani et al. 2017: x = norm(x + self_attention(x)), x = norm(x + cross_attention(x)), and
-    x = norm(x + feed_forward(x)). With a cache, `x` has the tokens that follow the cached tokens.
+    x = norm(x + feed_forward(x)). With a cache, `x` has only the new tokens, which follow the cached tokens.
     """
     x = residual(config, parameters, "self_attention", x, context, mix)
     if context.memory_mask is not None:

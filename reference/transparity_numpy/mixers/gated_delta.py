@@ -48,10 +48,9 @@ def gated_head_norm(config: TransformerConfig, parameters: Parameters, x: Channe
 
 
 def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4), which starts from the cached state if there is a cache.
 
-    Padding is set to zero. It adds nothing to the state, but the state still decays, and convolutions include the
-    zeros.
+    Zeros replace masked padding, so padding only lets the state decay, but convolutions include the zeros.
     """
     tap, x = context.tap, unpadded(config, x, context)
     heads, shared = config.recurrent_heads, config.recurrent_key_heads

@@ -37,9 +37,9 @@ def gated_group_norm(config: TransformerConfig, parameters: Parameters, x: Chann
 
 
 def state_space(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
+    """Mamba-2 (Dao and Gu 2024, §7.1), which starts from the cached state if there is a cache.
 
-    Padding is set to zero before and after the convolutions. It adds nothing to the state, but the state still decays.
+    Zeros replace masked padding before and after the convolutions, so padding only lets the state decay.
     """
     tap, x = context.tap, unpadded(config, x, context)
     heads, shared = config.recurrent_heads, config.recurrent_key_heads

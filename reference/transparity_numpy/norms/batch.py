@@ -1,4 +1,4 @@
-"""Batch norm: the mean and variance of each feature are over the batch and the positions."""
+"""Batch norm, with the mean and variance of each feature over the batch and the positions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def statistics(
 ) -> tuple[Weight, Weight]:
     """Return the running mean and variance or, in training, the mean and variance of the batch.
 
-    In training, the new running statistics are taps, too.
+    In training, also pass the new running statistics to `tap`.
     """
     old_mean, old_variance = parameters["running_mean"], parameters["running_var"]
     if not training:

@@ -1,4 +1,4 @@
-"""RMS norms of the features of heads: of queries, of keys, and of latent vectors."""
+"""RMS norms of queries, keys and latent vectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def query_key_norm(config: TransformerConfig, parameters: Parameters, x: Heads) 
 def normalize_and_rotate(
     config: TransformerConfig, parameters: Parameters, name: str, x: Heads, context: Context
 ) -> Heads:
-    """Apply the QK norm and the rotation to the `query` or `key` of attention, as far as they are configured."""
+    """Apply the QK norm and the rotation, if the configuration has them, to the `query` or `key` of attention."""
     tap, rotary = context.tap, context.rotary
     if config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))

@@ -17,7 +17,7 @@ def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Fr
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> RotaryTables:
-    """factor · cos(position · frequency) and factor · sin(position · frequency), where the angles are in float64."""
+    """factor · cos(position · frequency) and factor · sin(position · frequency), with the angles in float64."""
     beyond = bool(positions.max() >= config.rotary_original_length)
     angles = (positions[..., None] * rotary_frequencies(config, beyond=beyond))[:, None]
     factor = config.rotary_attention_factor

@@ -1,4 +1,4 @@
-"""YaRN (Peng et al. 2024): slow angles are divided by a factor; the transition is linear in the pairs of features."""
+"""YaRN (Peng et al. 2024): slow angles are divided by a factor, with a linear transition over the pairs of features."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transparity_numpy.shapes import Frequencies
 
 
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
-    """features / 2 · log_theta(length / (2π turns)), for the fast and for the slow turns (Peng et al. 2024, §3.2).
+    """Return the pairs of features at which the transition to divided angles starts and ends (Peng et al. 2024, §3.2).
 
-    The transition to scaled angles begins at the first of these pairs of features and ends at the second. The first
-    makes `rotary_fast_turns` in `rotary_original_length` positions, and the second `rotary_slow_turns`. The authors'
-    code rounds to whole pairs.
+    The pair features / 2 · log_theta(length / (2π turns)) makes `turns` turns in the original length. The transition
+    starts at the pair with `rotary_fast_turns`, and ends at the pair with `rotary_slow_turns`. With `rotary_truncate`,
+    as in the authors' code, both are rounded outward to whole pairs.
     """
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
     fast, slow = config.rotary_fast_turns, config.rotary_slow_turns

@@ -34,6 +34,6 @@ class Context(NamedTuple):
     cache: Cache | None = None  # the cache of the stack or, by part, of a layer; each part updates its own
 
     def under(self, scope: str) -> Context:
-        """Return the context of the part `scope`, with the part's own names of activations and its own cache."""
+        """Return the context of the part `scope`: its own cache, and a tap function that prefixes names by `scope`."""
         cache = None if self.cache is None else self.cache.get(scope)
         return self._replace(tap=scoped(self.tap, scope), cache=cache)

@@ -121,7 +121,7 @@ PRESETS = {
         ),
         "003",
         "the document omits its embedding class and vocabulary sizes; the preset scales tokens by √embed_dim, as in "
-        "the paper, and uses 10,000 tokens each",
+        "the paper, and has vocabularies of 10,000 tokens",
     ),
     "translation": Preset(_TRANSLATION, "004"),
 }

@@ -37,8 +37,8 @@ class Forward(Protocol):
         """Return only the logits, as an array of the framework; this is faster than a call of the model.
 
         Args:
-            out: an array for the logits, with their shape and dtype; for example, the logits of an earlier call. This
-                saves the time to clear new memory. Use the returned array afterwards, because JAX deletes `out`.
+            out: an array for the logits, with their shape and dtype. Passing the logits of an earlier call saves the
+                time to clear new memory. Use the returned array afterwards, because JAX deletes `out`.
             tokens: the inputs by name.
         """
 
@@ -82,7 +82,7 @@ class Forward(Protocol):
 
         Args:
             tokens: (batch, length), the next tokens; with the tokens in the cache, at most `max_length`.
-            cache: the cache that the last step returned, which may not be used again. None starts a new sequence.
+            cache: the cache that the previous step returned; use each cache only once. None starts a new sequence.
             source: (batch, keys), in the first step of an encoder-decoder.
             valid_lengths: (batch,), how many of `tokens` are valid in each row. None means all.
             attention_mask: (batch, length), the mask of `source` or, without a `source`, of `tokens`; only for models

@@ -33,7 +33,7 @@ class Context(NamedTuple):
 
     mask: Mask  # where self-attention may attend
     positions: Positions  # the queries' positions in their sequences
-    is_token: IsToken  # False for keys that are padding; with a cache, for all its positions
+    is_token: IsToken  # True for keys that are not padding; with a cache, one value for each cached position
     token_types: TokenIds | None = None  # types whose embeddings are added to the token embeddings
     rotary: RotaryTables | None = None  # cosines and sines for queries and keys of self-attention
     valid_lengths: Lengths | None = None  # tokens of each row that are not fillers, for recurrences; None means all
@@ -42,7 +42,7 @@ class Context(NamedTuple):
     memory: Memory | None = None  # the encoder's output; None if its keys and values are cached
     memory_mask: Mask | None = None  # where cross-attention may attend; None if there is no encoder
     tap: Tap = identity  # every named activation goes through this function
-    cache: Cache | None = None  # the cache of the stack or, by part, of a layer; each part updates its own
+    cache: Cache | None = None  # the cache of the stack, of a layer or of a mixer (see `under`)
 
     def under(self, scope: str) -> Context:
         """Return the context of the part `scope`: its own cache, and a tap function that prefixes names by `scope`."""

@@ -683,7 +683,7 @@ class TransformerConfig:
         """
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
-            raise ConfigError(f"resized() was given {listed(sorted(unknown))}, which no configuration has.")
+            raise ConfigError(f"resized() was given {listed(sorted(unknown))}; expected fields of a configuration.")
         sizes = probe_sizes(self) | sizes
         for stack, names in (
             (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),

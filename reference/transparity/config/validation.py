@@ -136,8 +136,8 @@ def _check_vocabularies(config: Any) -> None:
 def _check_heads(config: Any) -> None:
     if config.attention_head_dim is None and config.embed_dim % config.num_heads:
         raise ConfigError(
-            f"embed_dim is {config.embed_dim}, which {config.num_heads} heads (num_heads) do not divide evenly; "
-            f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
+            f"embed_dim is {config.embed_dim} and num_heads is {config.num_heads}; expected a multiple of num_heads, "
+            f"such as {config.embed_dim // config.num_heads * config.num_heads or config.num_heads}."
         )
     if config.num_heads % config.key_value_heads:
         raise ConfigError(

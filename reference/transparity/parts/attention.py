@@ -90,7 +90,7 @@ def latent(config: TransformerConfig, length: str) -> Part:
         if (low := LATENTS.get(name)) in part.taps:
             taps[low] = part.taps[low]
         taps[name] = shape
-    whole = Cut(why_whole="latent attention is not distributed yet")
+    whole = Cut(why_whole="latent attention is not distributed")
     return Part(part.parameters, taps, dict.fromkeys(part.parameters, whole))
 
 

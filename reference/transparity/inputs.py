@@ -81,7 +81,7 @@ def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mappin
     by_name = {name: value for name, value in named.items() if value is not None}
     given = dict(zip(config.input_names, inputs, strict=False)) | by_name
     if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
-        passed = f"it got {len(inputs)} by position and {', '.join(by_name) or 'none'} by name"
+        passed = f"inputs given by position: {len(inputs)}, by name: {', '.join(by_name) or 'none'}"
         raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
     return given
 

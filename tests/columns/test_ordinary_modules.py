@@ -76,9 +76,9 @@ def test_inputs_are_taken_in_order_or_by_name() -> None:
     model = Transformer(TIED).eval()
     expected = model(source=SOURCE, target=TARGET)
     assert torch.equal(model(SOURCE, TARGET), expected) and torch.equal(model(SOURCE, target=TARGET), expected)
-    with pytest.raises(InputError, match="takes source and target; it got 1 by position and none by name"):
+    with pytest.raises(InputError, match="takes source and target; inputs given by position: 1, by name: none"):
         model(SOURCE)
-    with pytest.raises(InputError, match="given by position is 1, and by name: source, target"):
+    with pytest.raises(InputError, match="given by position: 1, by name: source, target"):
         model(SOURCE, source=SOURCE, target=TARGET)
 
 

@@ -133,7 +133,7 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """The model's structure for training. The batch norms of `learners[True]` use the statistics of the batch."""
+        """The structures for gradients, by whether batch norms use the statistics of the batch, as in training."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)
@@ -246,7 +246,7 @@ def loaded(
 ) -> Any:
     """Return a module of the column, with its parameters committed to `device`.
 
-    The results of JAX's computations are committed. For parameters that are not, JAX would compile a second program.
+    JAX commits the results of computations, and would compile a second program for uncommitted parameters.
     """
     model = nnx.merge(*shapes_of(module, config), copy=True)
     with x64_for(dtype):

@@ -63,7 +63,7 @@ class Stack(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """The whole model: the logits of each next token, or the other output that `config.head` names.
+    """The whole model, with the output that `config.head` names, such as the logits of each next token.
 
     Args:
         inputs, named: The main inputs, such as `source` and `target` (`config.input_names`), in order or by name.

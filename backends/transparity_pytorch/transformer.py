@@ -65,7 +65,7 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The whole model: the logits of each next token, or the other output that `config.head` names.
+    """The whole model, with the output that `config.head` names, such as the logits of each next token.
 
     Args:
         inputs, others: The main inputs, such as `source` and `target` (`config.input_names`), in order or by name.

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used, because importing all of them would delay `--help`."""
+    """Import a name when it is first used, because importing all names would delay `--help`."""
     for home in ("config", "errors", "taps", "parameters", "presets") if name in __all__ else ():
         if hasattr(module := importlib.import_module(f"{__name__}.{home}"), name):
             return getattr(module, name)

@@ -1,7 +1,7 @@
 """Base classes that validate: public methods check their arguments, then call the backend's own methods.
 
 Each backend of the project subclasses `CheckedForward`, or `DifferentiableForward` if it has gradients, and
-`CheckedBackend`. The backend implements the methods with an underscore, which receive valid NumPy arrays. Third-party
+`CheckedBackend`. Each backend implements the methods with an underscore, which receive valid NumPy arrays. Third-party
 backends can use the same base classes.
 """
 

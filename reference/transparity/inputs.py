@@ -177,7 +177,7 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 def check_step(
     config: TransformerConfig, tokens: Any, lengths: Any, source: Any, valid_lengths: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
-    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` if one is wrong.
+    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` for a wrong argument.
 
     `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result has
     None for an absent argument, and leaves out an absent `source`.
@@ -236,8 +236,8 @@ def _check_angles(config: TransformerConfig, lengths: np.ndarray, longest: int) 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:
     """Return `prompt`, `lengths` and, for an encoder-decoder, `source` as arrays by name.
 
-    The arguments are explained at `transparity.protocol.Forward.generate`. Raises `InputError` for a wrong argument,
-    and for a row that has only masked padding.
+    `transparity.protocol.Forward.generate` explains the arguments. Raises `InputError` for a wrong argument, and for a
+    row that has only masked padding.
     """
     if not config.has_decoder:
         raise InputError("The model is only an encoder, which cannot generate; expected a model with a decoder.")
@@ -278,7 +278,7 @@ def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, leng
 
 
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
-    """Return the number of tokens to generate, and the random numbers for sampling them; None without sampling."""
+    """Return the number of tokens to generate, and the random numbers that sample the tokens, or None."""
     steps = _checked_whole("max_new_tokens", max_new_tokens, 0)
     check_fits(f"Generation with batch size {batch} and max_new_tokens {shown(steps)}", 8 * batch * steps, InputError)
     if uniforms is None:

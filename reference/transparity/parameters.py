@@ -46,7 +46,7 @@ def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[
 
 
 def is_learned(name: str) -> bool:
-    """Return whether the parameter has a gradient; batch-norm statistics and a router's correction bias have none."""
+    """Return whether the parameter has a gradient; running statistics and `router_score_bias` have no gradient."""
     return not name.endswith((".running_mean", ".running_var", ".router_score_bias"))
 
 
@@ -92,7 +92,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
 
 
 def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:
-    """Return the shape of each parameter of `config`; raise `ParameterError` unless `names` are the same names."""
+    """Return the parameter shapes of `config`; raise `ParameterError` if `names` has missing or unknown names."""
     shapes = parameter_shapes(config)
     for name in names:
         if name not in shapes:

@@ -22,7 +22,7 @@ class Sampling:
     top_k: int | None = None
     """Keep only this many of the most likely tokens. None keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of the most likely remaining tokens whose total probability reaches this (Holtzman et al.
+    """Keep the smallest set of the most likely remaining tokens with at least this total probability (Holtzman et al.
     2020). 1 keeps all."""
 
     def __post_init__(self) -> None:

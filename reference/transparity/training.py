@@ -23,12 +23,12 @@ class Training:
     learning_rate: float = 1e-3
     """The learning rate. With `warmup_steps`, the schedule of learning rates is multiplied by this number instead."""
     momentum: float = 0.0
-    """Momentum of `sgd`: the share of the last step that is added to the next."""
+    """Momentum of `sgd`: the share of the last step that is added to the next step."""
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     """Small number that is added to the square root of the second moment, not under the root."""
     weight_decay: float = 0.0
-    """Decoupled weight decay of `adamw`: each step subtracts this, times the learning rate, times the parameter."""
+    """Decoupled weight decay of `adamw`: each step subtracts weight_decay · learning rate · parameter."""
     max_norm: float | None = None
     """Largest norm of all gradients together, to which a larger norm is scaled down. None means no clipping."""
     warmup_steps: int | None = None

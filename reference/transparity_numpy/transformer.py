@@ -52,7 +52,7 @@ def transformer(
     training: bool = False,
     **inputs: Input,
 ) -> Inexact[Array, "batch length vocab"] | Hidden | Inexact[Array, "batch features"]:
-    """The whole model: the logits of each next token, or the other output that `config.head` names.
+    """The whole model, with the output that `config.head` names, such as the logits of each next token.
 
     Args:
         parameters: Arrays by flat name. Their dtype is the dtype of the computation, complex128 for the complex step.

@@ -43,7 +43,7 @@ def attention(
 ) -> Float[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale + bias) · value, in blocks of queries if the mask hides later keys.
 
-    If the kind of the mask is neither `causal` nor `full`, the compiled program reads the mask.
+    If the kind of the mask is neither `causal` nor `full`, the compiled program checks whether it hides later keys.
     """
     shown, kind = mask
     length = shown.shape[2]

@@ -91,7 +91,7 @@ def step(
 
 
 def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None unless `prefixes_agree` and `longest` is at most `max_length`."""
+    """Return a cache for `tokens`, or None if not `config.prefixes_agree` or if `longest` exceeds `max_length`."""
     config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
         return None

@@ -25,7 +25,7 @@ def tied_logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Arra
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
-    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    """softcap(x Wᵀ + b), where W of a tied head is the table of token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, model, x) if config.head_transform else x
     x = x if config.head_input_scale == 1 else x * config.head_input_scale
     y = tied_logits(config, model, x) if config.has_tied_head else model.head(x)

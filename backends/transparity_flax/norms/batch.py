@@ -17,7 +17,7 @@ def batch_norm(x: Vectors, weight: Weight, bias: Weight, mean: Weight, variance:
 
 
 def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
-    """Return the mean and variance (with n, not n − 1) of each feature over the batch and the positions."""
+    """Return the mean and variance (with divisor n, not n − 1) of each feature over the batch and the positions."""
     wide, axes = upcast(x), tuple(range(x.ndim - 1))
     return wide.mean(axis=axes).astype(x.dtype), wide.var(axis=axes).astype(x.dtype)
 

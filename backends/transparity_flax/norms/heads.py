@@ -26,7 +26,7 @@ class HeadNorm(nnx.Module):
 
 
 def query_key_norms(config: TransformerConfig, *, rngs: nnx.Rngs) -> tuple[HeadNorm, HeadNorm]:
-    """Return the norm layers for queries and keys. Each normalizes over one head or over all heads."""
+    """Return the norm layers for queries and keys; each layer normalizes over one head or over all heads."""
     query, key = (config.num_heads, config.key_value_heads) if config.query_key_norm_over == "projection" else (1, 1)
     return HeadNorm(config, query * config.head_dim, rngs=rngs), HeadNorm(config, key * config.head_dim, rngs=rngs)
 

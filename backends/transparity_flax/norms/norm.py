@@ -17,7 +17,7 @@ from transparity_flax.shapes import Vectors, Weight
 
 
 def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias over the features; the variance is a mean over n, not n − 1."""
+    """(x − mean) / √(variance + eps) · weight + bias over the n features; the variance's divisor is n, not n − 1."""
     wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)

@@ -39,11 +39,11 @@ def attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
-    Without a bias, the kernel is called without the array of a causal or full mask, which is faster. If the kind of the
-    mask does not say that it is causal or full, the array is read on a CPU, except during compilation.
+    Without a bias, the kernel is called without the array of a causal or full mask, which is faster. If the kind is
+    `some` or unknown, the array is compared with both masks on a CPU, except during compilation.
 
-    The kernel would return zeros for a query whose keys are all masked. Such a query is set to 0, and its keys are
-    unmasked. Their weights are then equal, as in the explicit computation.
+    The kernel would return zeros for a query whose keys are all masked. Such a query is set to 0 and its keys are
+    unmasked, so that their weights are equal, as in the explicit computation.
     """
     array, kind = mask
     if sinks is not None:

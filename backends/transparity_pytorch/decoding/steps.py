@@ -93,7 +93,7 @@ def step(
 
 
 def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None unless `prefixes_agree` and `longest` is at most `max_length`."""
+    """Return a cache for `tokens`, or None if not `config.prefixes_agree` or if `longest` exceeds `max_length`."""
     config = model.config
     if not config.prefixes_agree or longest > config.max_length:
         return None

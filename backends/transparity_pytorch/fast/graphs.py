@@ -13,9 +13,9 @@ from torch import Tensor
 def recorded(change: Callable[[], None]) -> Callable[[], None]:
     """Record the kernels that `change` launches, without running them, and return a function that runs them.
 
-    `change` changes tensors on the GPU in place, with shapes that do not depend on values. It must have run once with
-    these tensors, so that libraries are initialized and everything is compiled. Other threads, such as JAX's, may use
-    the GPU during the recording.
+    `change` changes tensors on the GPU in place, with shapes that do not depend on values. `change` must have run once
+    with these tensors, so that libraries are initialized and everything is compiled. Other threads, such as JAX's, may
+    use the GPU during the recording.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -32,7 +32,7 @@ a replay."""
 
 
 class Replayed:
-    """A `run` on a GPU, whose kernels are recorded in the second call with the same shapes, then replayed.
+    """A `run` on a GPU that records its kernels in the second call with the same shapes, then replays them.
 
     A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
     launched one by one.

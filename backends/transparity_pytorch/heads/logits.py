@@ -19,7 +19,7 @@ def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vec
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch vocab"]:
-    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    """softcap(x Wᵀ + b), where W of a tied head is the table of token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, model, x) if config.head_transform else x
     x = x if config.head_input_scale == 1 else x * config.head_input_scale
     y = model.head(x)

@@ -14,4 +14,4 @@ INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidde
     "patches": (patch_parts, embed_patches),
     "frames": (frame_parts, embed_frames),
 }
-"""For each `config.input_kinds[stack]`, the function that makes its modules, and the function that applies them."""
+"""For each `config.input_kinds[stack]`, a function that makes modules, and a function that applies the modules."""

@@ -17,7 +17,7 @@ def batch_norm(x: Vectors, weight: Weight, bias: Weight, mean: Weight, variance:
 
 
 def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
-    """Return the mean and variance (with n, not n − 1) of each feature over the batch and the positions."""
+    """Return the mean and variance (with divisor n, not n − 1) of each feature over the batch and the positions."""
     variance, mean = torch.var_mean(x, dim=tuple(range(x.ndim - 1)), correction=0)
     return mean, variance
 

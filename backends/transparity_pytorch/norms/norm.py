@@ -16,7 +16,7 @@ from transparity_pytorch.shapes import Vectors, Weight
 
 
 def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias over the features; the variance is a mean over n, not n − 1."""
+    """(x − mean) / √(variance + eps) · weight + bias over the n features; the variance's divisor is n, not n − 1."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 

@@ -27,12 +27,12 @@ Source = Mapping[str, Any]
 
 
 BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
-"""Operators that DTensor does not distribute, with the axis of the heads in each argument; results have heads on axis
-1. Recurrences and the embedding of audio use these operators."""
+"""Operators that DTensor does not distribute, each with the axis of the heads in each argument. In the results, axis 1
+has the heads. Recurrences and the embedding of audio use these operators."""
 
 
 class Root(nn.Module):
-    """FSDP's root module. Before it calls a `function` of the model, FSDP gathers the parameters outside of layers."""
+    """FSDP's root module; FSDP gathers the parameters outside layers before this module calls a `function`."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slices of a parameter: a part of its tensor axis and, with several data ranks, of its rows."""
+    """Return this rank's slices of a parameter: of the planned axis and, with several data ranks, of the rows."""
     held, axis = [slice(0, size) for size in value.shape], plan[name].axis
     if axis is not None:
         held[axis] = chunk(held[axis], mesh["tensor"])

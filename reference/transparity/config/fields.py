@@ -34,7 +34,7 @@ def number(default: float | None, range: Range, *tried: float | None, usual: tup
     Args:
         default: The default value of the field.
         range: The valid numbers.
-        tried: The values that random configurations try, the simplest first. If `tried` is empty, they use `default`.
+        tried: The values that random configurations try, the simplest first; if there are none, only `default`.
         usual: The values in published models and ports, the most frequent first.
     """
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})
@@ -46,6 +46,6 @@ def numbers(range: Range) -> Any:
 
 
 def whole(default: int | None, *tried: int | None, least: int = 1, most: int = LARGEST) -> Any:
-    """Return a dataclass field for a whole number from `least` to `most`; `tried` is explained at `number`."""
+    """Return a dataclass field for a whole number from `least` to `most`; `number` explains `tried`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")
     return dataclasses.field(default=default, metadata={"range": limits, "tried": tried})

@@ -61,7 +61,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 def _temperature_sizes(config: Any) -> dict[str, Any]:
     """Return a `query_temperature_length` that the longest probe exceeds.
 
-    If the two lengths of the full-size model are equal, `rotary_original_length` gets the same small value.
+    If `rotary_original_length` is equal in the full-size model, it is also equal in the small model.
     """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
@@ -114,7 +114,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return a shared expert's width, which keeps its ratio to an expert's width if whole, else to `embed_dim`."""
+    """Return a shared expert's width, in proportion to an expert's width if it is a multiple, else to `embed_dim`."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

@@ -49,9 +49,8 @@ DropoutPlace = Literal[
 """Last parts of the names of the activations that dropout may apply to."""
 
 EXACT_MASK_BELOW = -1e6
-"""A masked score below this makes the key's weight underflow to exactly 0 in every precision, as if the key were
-absent. With a higher masked score (document 000 has −1e-20), masked keys keep a weight, and only the unfused attention
-is correct."""
+"""A masked score below this number makes the key's weight underflow to exactly 0 in every precision. With a higher
+masked score (document 000 has −1e-20), masked keys keep a weight, and only the unfused attention is correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +120,8 @@ class TransformerConfig:
     topk_groups: int = whole(1, 1, 2)
     """Number of highest-ranked groups; a token's experts are chosen only from these groups."""
     normalize_topk: bool = True
-    """Whether the scores of the chosen experts are divided by their sum to become weights. With `softmax`, this equals
-    a softmax over the chosen logits. If false, the weights are the scores."""
+    """Whether the scores of the chosen experts are divided by their sum to become weights. With `softmax` scores, these
+    weights equal a softmax over the chosen logits. If false, the weights are the scores."""
     router_scale: float = number(1.0, POSITIVE, 1.0, 2.5)
     """Factor that multiplies the weights of the chosen experts (DeepSeek-V3)."""
     shared_expert_dim: int = whole(0, 0, 3, least=0)
@@ -134,8 +133,8 @@ class TransformerConfig:
 
     norm: Literal["layer", "layer-unbiased", "batch", "rms"] = "layer"
     """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (s + eps), where s is the standard
-    deviation with n − 1. `batch`: batch norm over the batch and the positions, with running statistics. `rms`: x /
-    √(mean of x² + eps), without a bias (Zhang and Sennrich 2019)."""
+    deviation with divisor n − 1. `batch`: batch norm over the batch and the positions, with running statistics. `rms`:
+    x / √(mean of x² + eps), without a bias (Zhang and Sennrich 2019)."""
     norm_gain: Literal["weight", "one-plus-weight"] = "weight"
     """Factor of the normalized values: the norm's `weight`, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
@@ -145,7 +144,7 @@ class TransformerConfig:
     )
     """Small number that is added to the variance under the root, or to the standard deviation (`layer-unbiased`)."""
     norm_momentum: float = number(0.1, SHARE)
-    """Weight of the new batch in the running statistics of `batch`, as in PyTorch; Flax's momentum is 1 − this."""
+    """Weight of the new batch in the running statistics of `batch`, as in PyTorch; Flax uses 1 − `norm_momentum`."""
     norm_position: NormPosition = "post"
     """Position of the norms around a sublayer f. `post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x +
     norm(f(norm(x))) (Gemma 2). `post-branch`: x + norm(f(x)) (OLMo 2)."""
@@ -171,8 +170,8 @@ class TransformerConfig:
     qkv_bias: bool = True
     """Whether the projections of queries, keys and values have biases."""
     key_bias: bool = True
-    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has none: a key bias shifts all scores of a
-    query equally, so it changes no attention weight."""
+    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has no key bias, which would shift all
+    scores of a query equally, and so change no attention weight."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
@@ -190,7 +189,7 @@ class TransformerConfig:
     query_key_norm_over: Literal["head", "projection"] = "head"
     """Features that the norm of queries and keys averages over: a `head`, or the whole `projection` (OLMo 2)."""
     attention_scale: Literal["head_dim", "embed_dim", "none"] = "head_dim"
-    """Size whose square root divides the scores; `none` means that they are not divided."""
+    """Size whose square root divides the scores; `none` means that the scores are not divided."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """Additional factor of the scores."""
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5, usual=(50.0, 30.0, 20.0, 10.0))
@@ -267,7 +266,7 @@ class TransformerConfig:
     2021). `relative` adds to the scores a learned bias for each head and each bucket of distances (Raffel et al. 2020).
     `alibi` subtracts slope · distance from the scores, with one slope per head (Press et al. 2022)."""
     encoder_positions: Literal["as-decoder", "learned", "sinusoidal"] = "as-decoder"
-    """Positions of the encoder, if they differ from `positions`. Whisper has `sinusoidal` in the encoder only."""
+    """Positions of the encoder, if they differ from `positions`. Whisper has `sinusoidal` only in the encoder."""
     sinusoidal_timescales: Timescales = "exclusive"
     """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
     theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
@@ -293,9 +292,9 @@ class TransformerConfig:
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Number by which rotary scaling divides positions or angles."""
     rotary_slow_turns: float = number(1.0, POSITIVE)
-    """Angles that make fewer turns than this in `rotary_original_length` positions are slow."""
+    """Angles that make fewer turns than this number in `rotary_original_length` positions are slow."""
     rotary_fast_turns: float = number(4.0, POSITIVE)
-    """Angles that make more turns than this in `rotary_original_length` positions are fast."""
+    """Angles that make more turns than this number in `rotary_original_length` positions are fast."""
     rotary_original_length: int = whole(8192, 8, 64, 3)
     """The longest sequence of the model before its positions were scaled."""
     rotary_truncate: bool = True
@@ -326,8 +325,8 @@ class TransformerConfig:
     """Whether a learned vector precedes the patches; `max_length` counts the patches and this vector."""
     mel_bins: int | None = None
     """Mel bins of a log-mel spectrogram, the encoder's `source` of shape (batch, mel_bins, num_frames). Two
-    convolutions of width 3, each followed by GELU, embed it; the second has stride 2 (Radford et al. 2022). None means
-    that the input is no audio."""
+    convolutions of width 3, each followed by GELU, embed the spectrogram; the second has stride 2 (Radford et al.
+    2022). None means that the input is no audio."""
     num_frames: int = whole(3000, least=2)
     """Frames of every spectrogram, an even number. The encoder has half as many positions, whatever `max_length` is."""
     num_token_types: int = whole(0, least=0)

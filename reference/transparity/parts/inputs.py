@@ -1,4 +1,4 @@
-"""The parameters and activations of the embedding of each input, and its form."""
+"""The form of each input, and the parameters and activations of the input's embedding."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def stack(config: TransformerConfig, name: str, length: str) -> Part:
 
 
 def head(config: TransformerConfig) -> Part:
-    """Return the head, and the pooler and the linear map before it if the model has them."""
+    """Return the head, with any pooler and any linear map before the head."""
     width, length = config.embed_dim, config.input_names[-1]
     whole = Cut(why_whole="the map before the head is not distributed")
     transform = linear("head_transform", width, width, bias=config.head_transform_bias, cut=whole)

@@ -16,7 +16,7 @@ class Placed(NamedTuple):
     """The placement of a parameter."""
 
     axis: int | None
-    """The axis along which the parameter is sharded; None means that it is replicated: every rank has all of it."""
+    """The axis along which the parameter is sharded; None means that every rank has the whole parameter."""
     fallback: str | None = None
     """Why the parameter is not sharded along its usual axis."""
 

@@ -1,4 +1,4 @@
-"""The variants of mixers, inputs and rotary scalings. A new variant is a file, and a row here and in each column."""
+"""Tables of mixers, inputs and rotary scalings. A new variant needs a row here, and a file and a row in each column."""
 
 from transparity.parts.attention import ATTENTION
 from transparity.parts.inputs import FRAMES, PATCHES, TOKENS

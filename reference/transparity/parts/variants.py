@@ -44,7 +44,7 @@ class Held(NamedTuple):
 
 
 class Mixer(NamedTuple):
-    """A value of `config.mixer`, which mixes the positions in a layer."""
+    """The description of a value of `config.mixer`: how a layer mixes positions."""
 
     part: Callable[[TransformerConfig, str], Part]
     state: Callable[[TransformerConfig], dict[str, Held]]
@@ -78,7 +78,7 @@ class Input(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """A value of `config.rotary_scaling`."""
+    """The description of a value of `config.rotary_scaling`."""
 
     probe_length: int | None = None
     """The `rotary_original_length` at which ports are compared. None keeps the model's own length."""

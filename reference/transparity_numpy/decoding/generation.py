@@ -24,7 +24,7 @@ def greedy_tokens(logits: NextLogits) -> NextIds:
 def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
     """Apply temperature, top-k and top-p, and return logits in at least float32.
 
-    The largest logit of each row becomes 0. Removed logits become −inf.
+    The logits of each row are shifted so that the largest is 0; removed logits are −inf.
     """
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 
 def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Return the prompt, padded on the right by `more` tokens; no row has ended."""
+    """Return the prompt, padded on the right by `more` tokens, with no row marked as ended."""
     batch, length = prompt.shape
     lengths = np.full(batch, length) if lengths is None else lengths.copy()
     tokens = np.pad(prompt, ((0, 0), (0, more)))

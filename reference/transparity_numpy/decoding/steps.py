@@ -103,7 +103,7 @@ def step(
 def cache_for(
     config: TransformerConfig, parameters: Parameters, tokens: GeneratedIds, longest: int, source: SourceIds | None
 ) -> Cache | None:
-    """Return a cache for `tokens`, or None unless `prefixes_agree` and `longest` is at most `max_length`."""
+    """Return a cache for `tokens`, or None if not `config.prefixes_agree` or if `longest` exceeds `max_length`."""
     if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)

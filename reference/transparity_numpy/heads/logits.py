@@ -20,7 +20,7 @@ def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vec
 
 
 def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
-    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    """softcap(x Wᵀ + b), where W of a tied head is the table of token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, parameters, x) if config.head_transform else x
     x = x if config.head_input_scale == 1 else x * x.dtype.type(config.head_input_scale)
     weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}

@@ -1,4 +1,4 @@
-"""The RMS norm, and the layer norm that divides by s + eps, where the standard deviation s uses n − 1."""
+"""The RMS norm, and the layer norm that divides by s + eps, where s is the standard deviation with divisor n − 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transparity_numpy.shapes import Vectors, Weight
 
 
 def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with divisor n − 1."""
     wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)

@@ -19,7 +19,7 @@ LEGEND = {
     "features": ("D", "features that a norm averages over, or features of a pooled output"),
     "features_out": ("D", "output features of a linear map"),
     "heads": ("N", "attention heads"),
-    "key_heads": ("K", "heads of keys and values; several query heads share each of them"),
+    "key_heads": ("K", "heads of keys and values, each shared by several query heads"),
     "any_heads": ("N", "heads of queries or of keys"),
     "head_dim": ("H", "features of a head"),
     "value_dim": ("H", "features of each head of the values"),

@@ -120,7 +120,7 @@ def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tu
 def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
     """Return the expected tokens, one per position; raise `InputError` if they are wrong or the model has no logits."""
     if config.head != "logits":
-        raise InputError(f"head is {config.head!r}: the model has no logits, and therefore no loss.")
+        raise InputError(f"head is {config.head!r}, so the model has no loss; expected head 'logits'.")
     name = config.input_names[-1]
     checked = _checked_tokens(config, name, targets, called="targets")
     if checked.shape != inputs[name].shape:
@@ -247,7 +247,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     inputs = {} if source is None else {"source": _checked_input(config, "source", source)}
     if prompt is None:
         if config.bos_id is None or source is None:
-            raise InputError("The prompt is missing; generation without one needs a source and a bos_id.")
+            raise InputError("The prompt is missing; generation without a prompt needs a source and a bos_id.")
         prompt = np.full((len(inputs["source"]), 1), config.bos_id)
     inputs["prompt"] = _checked_tokens(config, config.input_names[-1], prompt, called="prompt")
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):

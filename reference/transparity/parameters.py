@@ -88,7 +88,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
             where = tuple(int(index) for index in np.argwhere(~(np.abs(value) <= largest))[0])
             raise ParameterError(f"Parameter {name!r} is {value[where]} at {list(where)}; it should be finite.")
         if name.endswith("running_var") and (value < 0).any():
-            raise ParameterError(f"Parameter {name!r} is negative ({value.min()}); a variance should be ≥ 0.")
+            raise ParameterError(f"Parameter {name!r} has the value {value.min()}; a variance should be ≥ 0.")
 
 
 def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:

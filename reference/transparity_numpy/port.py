@@ -76,7 +76,7 @@ class NumpyForward(CheckedForward):
         return beam_search(self.config, self.fastest, prompt, steps, beams, length_penalty=length_penalty, **inputs)
 
     def ready(self, result: Any) -> None:
-        """Do nothing, because NumPy has computed a result when it returns it."""
+        """Do nothing, because NumPy returns only results that are already computed."""
 
 
 class NumpyBackend(CheckedBackend[NumpyForward]):

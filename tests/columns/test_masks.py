@@ -106,7 +106,7 @@ REFUSED: list[tuple[Any, str, dict[str, Any], str]] = [
         CASES["roberta"],
         "loss",
         {"targets": TOKENS, "tokens": TOKENS},
-        "head is 'hidden': the model has no logits, and therefore no loss.",
+        "head is 'hidden', so the model has no loss; expected head 'logits'.",
     ),
 ]
 

@@ -72,7 +72,7 @@ MODELS: list[tuple[Any, Any, type[TransparityError], str]] = [
         ParameterError,
         "Parameter 'head.wieght' does not belong to this configuration; the nearest name is 'head.weight'.",
     ),
-    (BATCH_NORM, NEGATIVE, ParameterError, f"Parameter '{VARIANCE}' is negative (-1.0); a variance should"),
+    (BATCH_NORM, NEGATIVE, ParameterError, f"Parameter '{VARIANCE}' has the value -1.0; a variance should"),
     *((CONFIG, value, ParameterError, "The parameters are ") for value in (None, 3, [("head.bias", 0.0)], "head.bias")),
     *((value, PARAMETERS, ConfigError, "The configuration is ") for value in (None, "translation", CONFIG.as_dict())),
 ]

@@ -152,8 +152,8 @@ def _check_heads(config: Any) -> None:
         )
     if config.projection == "shared-per-head" and config.query_key_norm_over == "projection":
         raise ConfigError(
-            "query_key_norm_over is 'projection', but projection 'shared-per-head' splits heads before it projects "
-            "them: 'head' would be right."
+            "query_key_norm_over is 'projection', but projection 'shared-per-head' projects each head separately; "
+            "expected 'head'."
         )
 
 
@@ -185,8 +185,8 @@ def _check_positions(config: Any) -> None:
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
-            "position_offset is 0; expected at least 1, because position_count is 'visible': padding has the "
-            "position before position_offset."
+            "position_offset is 0, but position_count 'visible' gives padding the row position_offset − 1; expected at "
+            "least 1."
         )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder

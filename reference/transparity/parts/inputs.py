@@ -48,20 +48,20 @@ def _check_pixels(config: TransformerConfig) -> None:
     if math.isqrt(patches) ** 2 != patches or not patches:
         raise ConfigError(
             f"max_length is {config.max_length}, but a square image has a square number of patches"
-            f"{', and the class_token adds one position' * config.class_token}: {4 + config.class_token} would fit."
+            f"{', and the class_token adds one position' * config.class_token}; {4 + config.class_token} would fit."
         )
     needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
     needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
     check_needed(config, needed, "with patch_size, the input is an image, which has no tokens and no padding")
     if config.head == "logits":
-        raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
+        raise ConfigError("head is 'logits', but an image has no vocabulary; expected 'hidden', 'pooled' or 'classes'.")
 
 
 def _check_frames(config: TransformerConfig) -> None:
     if config.num_frames % 2:
         raise ConfigError(
-            f"num_frames is {config.num_frames}, but the second convolution turns two frames into one position: "
-            f"{config.num_frames + 1} would be right."
+            f"num_frames is {config.num_frames}, but the second convolution turns two frames into one position; "
+            f"expected an even number, such as {config.num_frames + 1}."
         )
     needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
     needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def _check_yarn(config: TransformerConfig) -> None:
     if config.rope_theta <= 1:
         raise ConfigError(
-            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' divides by its logarithm: a number "
-            "greater than 1 would be right."
+            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' divides by its logarithm; expected "
+            "a number greater than 1."
         )
 
 

@@ -24,7 +24,7 @@ def check_needed(config: TransformerConfig, needed: Mapping[str, Any], why: str)
     """Raise `ConfigError` unless `config` has the value of each field in `needed`."""
     for name, value in needed.items():
         if getattr(config, name) != value:
-            raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}: {value!r} would be right.")
+            raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}; expected {value!r}.")
 
 
 class Held(NamedTuple):

@@ -41,7 +41,7 @@ class FastWeight(np.ndarray):
 class FastBias(np.ndarray):
     """A bias that is added in place, which saves the time to clear new memory for large logits.
 
-    The sum overwrites the array on the left, which must be a new product.
+    The sum overwrites the array on the left, which must be a product that nothing else uses.
     """
 
     def __radd__(self, product: Inexact[Array, "*batch features_out"]) -> Inexact[Array, "*batch features_out"]:  # type: ignore[override] # NumPy's takes anything

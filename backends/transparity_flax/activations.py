@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu-quick": _gelu_quick,
     "silu": jax.nn.silu,
 }
-"""The function for each `config.activation`."""
+"""The function for each value of `config.activation`."""
 
 
 def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:

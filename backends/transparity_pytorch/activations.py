@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-quick": _gelu_quick,
     "silu": F.silu,
 }
-"""The function for each `config.activation`."""
+"""The function for each value of `config.activation`."""
 
 
 def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:

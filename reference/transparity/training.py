@@ -32,7 +32,7 @@ class Training:
     max_norm: float | None = None
     """Largest norm of all gradients together, to which a larger norm is scaled down. None means no clipping."""
     warmup_steps: int | None = None
-    """Steps in which the learning rate rises; it then falls with 1/√step (§5.3, eq. 3). None: a constant rate."""
+    """Steps in which the learning rate rises; it then falls with 1/√step (§5.3, eq. 3). None means a constant rate."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:

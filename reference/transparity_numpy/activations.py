@@ -9,7 +9,7 @@ from transparity_numpy.arithmetic.functional import gelu, gelu_quick, gelu_tanh,
 from transparity_numpy.shapes import Features
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick": gelu_quick, "silu": silu}
-"""The function for each `config.activation`."""
+"""The function for each value of `config.activation`."""
 
 
 def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:

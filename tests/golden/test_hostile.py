@@ -75,7 +75,7 @@ def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
 def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
-    assert "a Hugging Face config.json belongs to --checkpoint" in message
+    assert "pass a Hugging Face config.json to --checkpoint" in message
     (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
     assert "already imported; pass it as --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
 

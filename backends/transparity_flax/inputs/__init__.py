@@ -8,4 +8,4 @@ from transparity_flax.inputs.patches import EmbedPatches
 from transparity_flax.inputs.tokens import EmbedTokens
 
 INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": EmbedPatches, "frames": EmbedFrames}
-"""The class for each `config.input_kinds[stack]`."""
+"""The class for each value of `config.input_kinds[stack]`."""

@@ -14,4 +14,4 @@ MIXERS: dict[str, Callable[..., Any]] = {
     "gated-delta": GatedDelta,
     "state-space": StateSpace,
 }
-"""The class for each `config.mixer_name`."""
+"""The class for each value of `config.mixer_name`."""

@@ -39,7 +39,7 @@ NORMS: dict[str, Callable[..., Vectors]] = {
     "rms": rms_norm,
     "batch": batch_norm,
 }
-"""The function for each `config.norm`."""
+"""The function for each value of `config.norm`."""
 
 
 class Norm(nnx.Module):

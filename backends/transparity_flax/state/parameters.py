@@ -80,5 +80,5 @@ def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variabl
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return the name of a parameter, without the name `input` of the module that embeds a stack's input."""
+    """Return the name of a parameter, without `input`, the name of the module that embeds a stack's input."""
     return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES.get(path[-1], path[-1])])

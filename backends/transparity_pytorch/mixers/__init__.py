@@ -15,4 +15,4 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
     "gated-delta": GatedDelta,
     "state-space": StateSpace,
 }
-"""The class for each `config.mixer_name`."""
+"""The class for each value of `config.mixer_name`."""

@@ -16,4 +16,4 @@ SCALINGS: dict[str, Callable[..., Frequencies]] = {
     "yarn": yarn_frequencies,
     "longrope": longrope_frequencies,
 }
-"""The function for each `config.rotary_scaling`."""
+"""The function for each value of `config.rotary_scaling`."""

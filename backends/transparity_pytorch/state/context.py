@@ -18,7 +18,7 @@ compilation."""
 
 
 class Mask(NamedTuple):
-    """A mask and, if it is known without reading the mask's values, the kind of the mask."""
+    """A mask and its kind, or None if the kind is unknown."""
 
     array: MaskArray
     kind: MaskKind | None = None

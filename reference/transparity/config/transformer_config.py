@@ -94,7 +94,7 @@ class TransformerConfig:
     gated: bool = False
     """Whether the feed-forward has a gate, a third projection: activation(gate) · up (Shazeer 2020)."""
     gate_limit: float | None = number(None, POSITIVE, None, 0.7, usual=(7.0, 10.0))
-    """Upper bound of the gate before the activation, and ± bound of the up projection (gpt-oss). None: no bounds."""
+    """Upper bound of the gate before the activation, and ± bound of the up projection (gpt-oss). None: unbounded."""
     up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
     """Number that is added to the up projection before the gate multiplies it (1 in gpt-oss)."""
     activation: Activation = "relu"
@@ -197,7 +197,7 @@ class TransformerConfig:
     attention_sinks: bool = False
     """Whether each head's softmax has a sink: a learned logit, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """Attention reaches only positions whose distance is below this number (Beltagy et al. 2020). None: no window."""
+    """Attention reaches only distances below this number (Beltagy et al. 2020). None means no window."""
     window_kind: WindowKind = "sliding"
     """`sliding`: each position has its own window. `chunked`: a position attends only to its own chunk of
     `sliding_window` positions (Llama 4)."""
@@ -326,11 +326,11 @@ class TransformerConfig:
     mel_bins: int | None = None
     """Mel bins of a log-mel spectrogram, the encoder's `source` of shape (batch, mel_bins, num_frames). Two
     convolutions of width 3, each followed by GELU, embed the spectrogram; the second has stride 2 (Radford et al.
-    2022). None means that the input is no audio."""
+    2022). None means that the input is not audio."""
     num_frames: int = whole(3000, least=2)
     """Frames of every spectrogram, an even number. The encoder has half as many positions, whatever `max_length` is."""
     num_token_types: int = whole(0, least=0)
-    """Number of token types (BERT's sentences A and B), whose embeddings are added to the token embeddings. 0: none."""
+    """Number of token types (BERT's sentences A and B), whose embeddings are added to the token embeddings."""
     embedding_scale: Literal["none", "embed_dim"] = "none"
     """`embed_dim` means that token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
@@ -348,7 +348,8 @@ class TransformerConfig:
     classifier of GPT-2). `eos`: the state of the first `eos_id`, or of the first position if there is no `eos_id`
     (CLIP). `largest`: the state of the first token with the largest id (the code of CLIP until 2023)."""
     pooler: Literal["tanh", "relu", "gelu", "none"] = "tanh"
-    """Activation after a linear map of the pooled state (BERT: `tanh`, DistilBERT: `relu`). `none`: no linear map."""
+    """Activation after a linear map of the pooled state (BERT `tanh`, DistilBERT `relu`). `none` omits the linear
+    map."""
     num_classes: int = whole(2, 2, 3, 1)
     """Number of classes if `head` is `classes`."""
     tied_head: bool = False
@@ -716,7 +717,7 @@ class TransformerConfig:
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                hub = " (a Hugging Face config.json belongs to --checkpoint)" if "model_type" in fields else ""
+                hub = " (pass a Hugging Face config.json to --checkpoint)" if "model_type" in fields else ""
                 close = difflib.get_close_matches(safe(name, VALUE), known, 1)
                 nearest = f"the nearest is {close[0]}" if close else "expected a field of TransformerConfig"
                 raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")

@@ -1,4 +1,4 @@
-"""The memory that is free. Arrays that do not fit are rejected before they are allocated."""
+"""The free memory; arrays that do not fit are rejected before they are allocated."""
 
 from __future__ import annotations
 

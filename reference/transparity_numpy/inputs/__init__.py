@@ -8,4 +8,4 @@ from transparity_numpy.inputs.tokens import embed_tokens
 from transparity_numpy.shapes import Hidden
 
 INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": embed_patches, "frames": embed_frames}
-"""The function for each `config.input_kinds[stack]`."""
+"""The function for each value of `config.input_kinds[stack]`."""

@@ -14,4 +14,4 @@ MIXERS: dict[str, Callable[..., Hidden]] = {
     "gated-delta": gated_delta,
     "state-space": state_space,
 }
-"""The function for each `config.mixer_name`."""
+"""The function for each value of `config.mixer_name`."""

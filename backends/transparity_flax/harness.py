@@ -30,7 +30,7 @@ SHARDED = "transparity_flax.parallel.port"
 
 
 class FlaxModule:
-    """A `transparity.protocol.Module`: it calls a compiled `nnx.Module` of this package with NumPy arrays."""
+    """A `transparity.protocol.Module` that calls a compiled `nnx.Module` of this package with NumPy arrays."""
 
     def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
         self.module, self.dtype, self.device = module, dtype, device

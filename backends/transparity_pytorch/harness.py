@@ -26,7 +26,7 @@ SHARDED = "transparity_pytorch.parallel.port"
 
 
 class PytorchModule:
-    """A `transparity.protocol.Module`: it calls an `nn.Module` of this package with NumPy arrays."""
+    """A `transparity.protocol.Module` that calls an `nn.Module` of this package with NumPy arrays."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, device: str) -> None:
         self.module, self.dtype, self.device = module, dtype, device

@@ -71,7 +71,7 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
 
 
 def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
-    """Raise `ParameterError` unless `parameters` has the names and shapes of `config`, and is finite in float32."""
+    """Raise `ParameterError` unless `parameters` has the names and shapes of `config`, and valid float32 values."""
     if not isinstance(config, TransformerConfig):
         raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
     if not isinstance(parameters, Mapping):

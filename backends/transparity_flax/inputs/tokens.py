@@ -10,7 +10,7 @@ from transparity_flax.shapes import Hidden, TokenIds
 
 
 class EmbedTokens(nnx.Module):
-    """Return the row of the embedding table for each token."""
+    """The row of the embedding table for each token."""
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
         self.token_embedding = nnx.Embed(config.stack_vocab_size(stack), config.embed_dim, rngs=rngs)

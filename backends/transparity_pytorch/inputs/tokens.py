@@ -17,5 +17,5 @@ def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
 
 
 def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    """Return the row of the embedding table for each token."""
+    """The row of the embedding table for each token."""
     return module.token_embedding(tokens)

@@ -73,7 +73,7 @@ def update_inputs(
 
 
 def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:
-    """Return `x` with zeros after the first `valid_lengths` tokens of each row; fillers must not change the state."""
+    """Return `x` with 0 for fillers, which follow the `valid_lengths` tokens of a row and must not change the state."""
     if valid_lengths is None:
         return x
     return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)

@@ -35,7 +35,7 @@ def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> in
 
 
 def read_header(path: str | os.PathLike[str], error: type[TransparityError]) -> tuple[int, dict[str, Any]]:
-    """Return the length of a safetensors file's header in bytes, and the entry of each tensor.
+    """Return the offset in bytes of a safetensors file's data, and the header's entry for each tensor.
 
     Raise `error` unless `path` is a regular file with a header of at most `LARGEST_HEADER` bytes, which is a JSON
     object. The entries are not checked.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def attention(config: TransformerConfig, length: str, keys: str) -> Part:
-    """Return multi-head attention. `length` and `keys` name the inputs with the positions of queries and of keys."""
+    """Describe multi-head attention; `length` and `keys` name the inputs with the positions of queries and of keys."""
     heads = {"query": config.num_heads, "key": config.key_value_heads, "value": config.key_value_heads}
     cuts = {role: Cut(0, count, why_whole=_why_whole(config, role)) for role, count in heads.items()}
     of_heads = Cut(0, config.num_heads)
@@ -71,7 +71,7 @@ LATENTS = {"query": "query_latent", "key": "key_value_latent"}
 
 
 def latent(config: TransformerConfig, length: str) -> Part:
-    """Return attention whose queries, keys and values are projected from latent vectors."""
+    """Describe attention whose queries, keys and values are projected from latent vectors."""
     heads, into = config.num_heads, config.embed_dim
     query_rank, rank = config.q_lora_rank, config.kv_lora_rank or 0
     part = joined(

@@ -29,7 +29,7 @@ def feed_forward(
 
 
 def experts(config: TransformerConfig, length: str) -> Part:
-    """Return a mixture of experts, whose router and shared expert have activations; the other experts have none."""
+    """Describe a mixture of experts, in which only the router and the shared expert have activations."""
     count, into, cuts = config.num_experts, config.embed_dim, (NOT_YET, NOT_YET)
     each = feed_forward(config, length, cuts=cuts)._replace(taps={})
     shared = NOTHING

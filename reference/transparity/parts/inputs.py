@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def tokens(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the table of token embeddings, or an empty part if the decoder uses the encoder's table."""
+    """Describe the table of token embeddings; if the decoder uses the encoder's table, return an empty part."""
     if config.shared_embedding and stack == "decoder":
         return NOTHING
     return linear("token_embedding", config.stack_vocab_size(stack), config.embed_dim, bias=False, cut=Cut(0))
 
 
 def patches(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the linear map of patches, and the class token if there is one."""
+    """Describe the linear map of patches, and the class token if there is one."""
     projected = linear("patch_projection", config.embed_dim, config.patch_dim, bias=config.patch_bias)
     return joined(
         projected, Part({"class_embedding.weight": (1, config.embed_dim)}, {}, {}) if config.class_token else NOTHING
@@ -29,7 +29,7 @@ def patches(config: TransformerConfig, stack: str, length: str) -> Part:
 
 
 def frames(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the two convolutions of width 3 that embed a spectrogram."""
+    """Describe the two convolutions of width 3 that embed a spectrogram."""
     into, out = config.mel_bins or 0, config.embed_dim
     first, second = ("batch", config.num_frames, out), ("batch", length, out)
     return joined(

@@ -22,7 +22,8 @@ NORMS = {
 
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
-    """Return a layer with the configuration of its kind; `memory` names the encoder's input, if there is an encoder."""
+    """Describe a layer with the configuration of its kind; `memory` names the encoder's input, if there is an
+    encoder."""
     mixer = MIXERS[config.mixer].part(config, length).under(config.mixer_scope)
     parts = [_sublayer(config, "self_attention", length, mixer, has_norm=config.attention_norm)]
     if memory:
@@ -39,7 +40,7 @@ def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
 def _sublayer(
     config: TransformerConfig, name: str, length: str, inner: Part, *, before: Part = NOTHING, has_norm: bool = True
 ) -> Part:
-    """Return the sublayer `name` with its norms: parameters of norms last, activations in the order of computation."""
+    """Describe the sublayer `name`, with parameters of norms last, and activations in the order of computation."""
     ends = [end for end in NORMS[config.norm_position] if end and has_norm]
     norms = {end: norm(f"{name}_{end}", config, length=length) for end in sorted(ends)}
     first, last = NORMS[config.norm_position]
@@ -63,7 +64,7 @@ def model(config: TransformerConfig) -> Part:
 
 
 def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the embedding of a stack: the tables or maps of its input, its token types and its positions."""
+    """Describe the embedding of a stack: the tables or maps of its input, its token types and its positions."""
     stack_config, width = config.for_stack(stack), config.embed_dim
     types, rows = config.num_token_types, stack_config.num_positions
     return joined(
@@ -75,7 +76,7 @@ def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
 
 
 def stack(config: TransformerConfig, name: str, length: str) -> Part:
-    """Return the encoder or the decoder (`name`); `length` is the name of the input that it reads."""
+    """Describe the encoder or the decoder (`name`); `length` is the name of the stack's input."""
     memory = "source" if name == "decoder" and config.has_encoder else None
     buckets = linear(
         "relative_bias", config.relative_buckets, config.num_heads, bias=False, cut=Cut(1, config.num_heads)
@@ -94,7 +95,7 @@ def stack(config: TransformerConfig, name: str, length: str) -> Part:
 
 
 def head(config: TransformerConfig) -> Part:
-    """Return the head, with any pooler and any linear map before the head."""
+    """Describe the head, with any pooler and any linear map before the head."""
     width, length = config.embed_dim, config.input_names[-1]
     whole = Cut(why_whole="the map before the head is not distributed")
     transform = linear("head_transform", width, width, bias=config.head_transform_bias, cut=whole)

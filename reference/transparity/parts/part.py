@@ -73,7 +73,7 @@ def vector(name: str, size: int, cut: Cut = WHOLE) -> Part:
 
 
 def norm(name: str, config: TransformerConfig, *, length: str | None = None) -> Part:
-    """Return a norm over `embed_dim` features, with an activation if `length` names the axis of positions."""
+    """Describe a norm over `embed_dim` features, with an activation if `length` names the axis of positions."""
     ends = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
     taps: TapShapes = {name: ("batch", length, config.embed_dim)} if length else {}
     return Part({f"{name}.{end}": (config.embed_dim,) for end in ends}, taps, {})

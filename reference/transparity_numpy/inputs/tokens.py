@@ -8,5 +8,5 @@ from transparity_numpy.shapes import Hidden, Parameters, TokenIds
 
 
 def embed_tokens(config: TransformerConfig, parameters: Parameters, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    """Return the row of the embedding table for each token."""
+    """The row of the embedding table for each token."""
     return parameters["token_embedding"]["weight"][tokens]

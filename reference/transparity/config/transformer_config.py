@@ -283,7 +283,7 @@ class TransformerConfig:
     )
     """The base theta of the angles: pair i has the angle position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
-    """Number of leading features of each head that are rotated. None means all features."""
+    """Number of features of each head that are rotated: the first or, with `kv_lora_rank`, the last. None means all."""
     rotary_scaling: str = dataclasses.field(default="none", metadata={"choices": SCALINGS})
     """Scaling of the rotary angles for long sequences. `linear` divides positions by `rotary_factor`. `llama3` divides
     only slow angles, with a smooth transition to the fast angles (Llama 3.1). In `yarn`, the transition is linear in
@@ -545,12 +545,12 @@ class TransformerConfig:
 
     @property
     def has_relative_bias(self) -> bool:
-        """Return whether the scores have a learned bias for each distance."""
+        """Return whether the scores have a learned bias for each bucket of distances."""
         return self.positions == "relative" or self.relative_bias
 
     @property
     def has_score_bias(self) -> bool:
-        """Return whether the scores have a bias for each distance, learned or not."""
+        """Return whether the scores have a bias, learned or not, that depends on the distance."""
         return self.has_relative_bias or self.positions == "alibi"
 
     @property

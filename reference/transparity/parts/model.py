@@ -22,8 +22,7 @@ NORMS = {
 
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
-    """Describe a layer with the configuration of its kind; `memory` names the encoder's input, if there is an
-    encoder."""
+    """Describe a layer with its kind's configuration; `memory` names the encoder's input, if there is an encoder."""
     mixer = MIXERS[config.mixer].part(config, length).under(config.mixer_scope)
     parts = [_sublayer(config, "self_attention", length, mixer, has_norm=config.attention_norm)]
     if memory:

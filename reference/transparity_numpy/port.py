@@ -1,4 +1,4 @@
-"""The entry point of the NumPy column: `build(config, parameters)`. Models lack the method `loss_and_gradients`."""
+"""The entry point of the NumPy column: `build(config, parameters)`. The models lack `loss_and_gradients`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def packed(model: Transformer) -> SplitModel:
 
 
 def for_training(model: Transformer) -> Transformer:
-    """Return a copy of `model` whose linear maps have faster gradients; both have the same parameters."""
+    """Return a copy of `model` whose linear maps have faster gradients; the copy has the same parameters."""
     twin = nnx.merge(*nnx.split(model))
     for linear in _linears(twin):
         linear.dot_general = _rows_in_one_axis

@@ -1,7 +1,7 @@
 """A batch distributed over devices.
 
 On a CPU, XLA uses one core for everything except matrix products. With one device per core
-(`--xla_force_host_platform_device_count`), it uses all cores.
+(`--xla_force_host_platform_device_count`), XLA uses all cores.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ def pool(
 ) -> PooledState:
     """Return one state per row; `config.pooling` names the position.
 
-    `first` is the first position (Devlin et al. 2019), and `last` the last one that is not padding. `mean` averages all
-    states that are not padding (Reimers and Gurevych 2019, §3). `eos` is the position of the first `eos_id`, and
-    `largest` the position of the largest token id (Radford et al. 2021, §2.4). In a row with only padding, `mean` is 0,
-    and `last` is the first position. In a row without `eos_id`, `eos` is the first position."""
+    `first` is the first position (Devlin et al. 2019), and `last` the last position that is not padding. `mean`
+    averages all states that are not padding (Reimers and Gurevych 2019, §3). `eos` is the position of the first
+    `eos_id`, and `largest` the position of the largest token id (Radford et al. 2021, §2.4). In a row with only
+    padding, `mean` is 0, and `last` is the first position. In a row without `eos_id`, `eos` is the first position."""
     if config.pooling == "mean":
         count = jnp.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count

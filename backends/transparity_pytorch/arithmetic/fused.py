@@ -21,7 +21,7 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries
     Dropout is a tap function, so the kernel is not used in training with dropout.
 
     With a single query on a GPU, the kernel for masks takes twice as long as the explicit computation. In half
-    precision, the kernel is used even then, because the explicit computation rounds the scores.
+    precision, the kernel also computes a single query, because the explicit computation rounds the scores.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and not alone

@@ -90,7 +90,7 @@ class Generation:
 
 
 def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that runs `change`, records it in the second call, and replays it later, if memory allows."""
+    """Return a function that first runs `change`, then records it and replays the recording, if memory allows."""
     runs: list[Callable[[], None]] = []
 
     def again() -> Callable[[], None]:

@@ -165,8 +165,8 @@ if "library" not in _KEPT:
 
 
 def packed(module: nn.Module) -> nn.Module:
-    """Return a copy of `module` with `PackedLinear` maps for weights of at least `LEAST` elements; both have the same
-    parameters."""
+    """Return a copy of `module` that shares its parameters, with `PackedLinear` maps for weights of at least `LEAST`
+    elements."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module) if module.weight.numel() >= LEAST else module
     twin = copy.copy(module)

@@ -12,8 +12,8 @@ from transparity_pytorch.shapes import IsToken, Lengths, MaskArray, Memory, Posi
 from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
-"""The kind of a mask: `causal` is exactly the causal mask, so a kernel need not read the array; `full` hides nothing;
-`some` shows each query at least one key. The configuration determines the kind, because the mask cannot be read during
+"""The kind of a mask. `causal`: exactly the causal mask, so a kernel need not read the array. `full`: hides nothing.
+`some`: shows each query at least one key. The configuration determines the kind, because the mask cannot be read during
 compilation."""
 
 

@@ -320,7 +320,7 @@ class TransformerConfig:
     image_channels: int = 3
     """Channels of an image. The pixels of a patch are ordered by channel, then row, then column."""
     patch_bias: bool = True
-    """Whether the linear map of patches has a bias (CLIP's has none)."""
+    """Whether the linear map of patches has a bias (CLIP: false)."""
     class_token: bool = False
     """Whether a learned vector precedes the patches; `max_length` counts the patches and this vector."""
     mel_bins: int | None = None
@@ -328,7 +328,8 @@ class TransformerConfig:
     convolutions of width 3, each followed by GELU, embed the spectrogram; the second has stride 2 (Radford et al.
     2022). None means that the input is not audio."""
     num_frames: int = whole(3000, least=2)
-    """Frames of every spectrogram, an even number. The encoder has half as many positions, whatever `max_length` is."""
+    """Frames of every spectrogram, an even number. The encoder has one position for two frames, whatever `max_length`
+    is."""
     num_token_types: int = whole(0, least=0)
     """Number of token types (BERT's sentences A and B), whose embeddings are added to the token embeddings."""
     embedding_scale: Literal["none", "embed_dim"] = "none"

@@ -328,7 +328,7 @@ class TransformerConfig:
     convolutions of width 3, each followed by GELU, embed the spectrogram; the second has stride 2 (Radford et al.
     2022). None means that the input is not audio."""
     num_frames: int = whole(3000, least=2)
-    """Frames of every spectrogram, an even number. The encoder has one position for two frames, whatever `max_length`
+    """Frames of every spectrogram, an even number. The encoder has `num_frames` / 2 positions, whatever `max_length`
     is."""
     num_token_types: int = whole(0, least=0)
     """Number of token types (BERT's sentences A and B), whose embeddings are added to the token embeddings."""

@@ -48,9 +48,9 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
 
 LAG = 2
-"""The search tries the edits in `LATER` at a group of steps this number of rounds after the edits in `SIMPLE`. The
-search ends at once after a simple edit with which the answers agree. Otherwise, after the first explanation that is not
-denied, the search continues for this number of rounds."""
+"""At each group of steps, the search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. The
+search ends when a simple edit makes the answers agree. After any other explanation that is not denied, the search
+continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
@@ -60,7 +60,7 @@ MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""
 
 SHARE = 0.25
-"""The share of the remaining work that one search may use. The first search may use 3 units of the module `work`. In 12
+"""The share of the remaining work that one search may use; for the first search, 3 units (see the module `work`). In 12
 comparisons of wrong ports, searches that found an edit used at most 1.3 units."""
 
 TRIES = 8
@@ -80,8 +80,8 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key: first `worth`, then simple edits, short segments, operations other than views, many edited
-        steps, and whole expressions."""
+        """Return a sort key, which starts with `worth`. Next come simple edits, short segments, operations other than
+        views, many edited steps, and whole expressions."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -269,8 +269,8 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit of all steps of a line explains values of the port. An edit of one step may be too
-        little: a port may rotate neither queries nor keys, or it may swap two tables."""
+        """Return whether an edit of all steps of a line explains values of the port. The edit of a single step may
+        explain no value: a port may rotate neither queries nor keys, or it may swap two tables."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -279,7 +279,8 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """If the port may leave out the segment that ends at a step, return all runs of the step's line; else []."""
+        """Return all runs of a step's line if the port may leave out the segment that ends at the step; otherwise
+        []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -318,8 +319,8 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result has the elements and shape of an operation's result, in another order. If there
-        is no such step, return None."""
+        """Return the step whose result has the shape and the elements of an operation's result, but in another order,
+        or None."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

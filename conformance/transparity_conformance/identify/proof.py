@@ -40,8 +40,8 @@ class Proof:
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits, divided by the budget; 0 if no logit exceeds the budget, and
-        infinity for a wrong shape."""
+        """Return the largest difference of the logits, divided by the budget. Return 0 if no difference exceeds the
+        budget, and infinity for a wrong shape."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)

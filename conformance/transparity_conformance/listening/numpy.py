@@ -5,8 +5,8 @@ the port's functions. During a second call, these functions have rewritten code,
 expression (`expressions`).
 
 If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
-request. If they are left out, the operations before them count as inputs of later operations. The following are not
-recorded:
+request. Otherwise, the inputs of an integer array become inputs of the operations that read the array. The following
+are not recorded:
 
 - compiled functions, and functions without source text
 - other threads

@@ -148,9 +148,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, in which each masked score is replaced by the score before the mask. If the port
-    scales the scores after the mask, or adds a position bias with the mask, the inserted scores are also scaled or
-    biased."""
+    """Return an operation's scores, with each masked score replaced by the score before the mask. If the port scales
+    the scores after the mask, or adds a position bias with the mask, the inserted scores are also scaled or biased."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value

@@ -163,7 +163,8 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages. The model still returns as many stages as before."""
+        """If each layer is a stage, shorten the list of stages. Keep the number of stages whose outputs the model
+        returns."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -247,8 +248,8 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of rotary positions in effect. If texts are scaled only beyond some length, lower this
-        length, so that short texts are scaled, too."""
+        """Keep the scaling of rotary positions in effect. If positions are scaled only in texts beyond some length,
+        lower this length, so that short texts are scaled, too."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]

@@ -151,7 +151,8 @@ STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps. Skip inputs for which the reference's steps differ from its forward pass."""
+    """Compare the logits of cached steps. Skip inputs for which the reference's cached steps differ from its forward
+    pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -167,7 +168,8 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the first inputs that the port accepts, and for which the reference's steps equal its forward pass."""
+    """Compare the first inputs that the port accepts, if the reference's cached steps equal its forward pass on these
+    inputs."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():

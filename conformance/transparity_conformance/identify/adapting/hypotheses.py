@@ -70,7 +70,8 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield two groups of tensors that may contain the parameters of `ours`, a parameter or an activation.
+        """Yield two groups of tensors that may contain the parameter `ours`, or the parameters of the activation
+        `ours`.
 
         The first group has the layer's number in its names; the second has all tensors with unused elements.
         """
@@ -104,8 +105,8 @@ def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
     """Yield every combination of adapter lines that may select the parameters of `place`. `config` enables all biases,
-    and `pools` are groups of tensors with unused elements, the most likely group first. `is_right` returns whether the
-    reference computes the port's value of an activation with the parameters from given lines."""
+    and `pools` are groups of tensors with unused elements, the most likely group first. `is_right(lines, tap)` returns
+    whether the reference, with parameters from `lines`, computes a value of the port for `tap`."""
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]

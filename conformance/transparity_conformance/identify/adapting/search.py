@@ -1,10 +1,10 @@
 """Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
 
 The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
-time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. The
-right layout is the one with which the reference's activation is among the port's values. Matched parameters stay fixed
-for later groups, so each layout of each group needs only one run. If no layout is right, the search adds known faults
-to the reference, so that wrong ports are matched, too.
+time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. With the
+right tensors and layout, the reference's activation is among the port's values. Matched parameters stay fixed for later
+groups, so each layout of each group needs only one run. If no layout is right, the search adds known faults to the
+reference, so that wrong ports are matched, too.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class FoundAdapter:
 def search(
     config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
-    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` are one row without
-    padding, and `candidates` all values that the port computed from this row, the output last."""
+    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` contains one row
+    without padding. `candidates` contains all values that the port computed from this row, the output last."""
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
     own_row = Probe("adapting", "row", "", seeker.config, probe_parameters(seeker.config), inputs)
@@ -143,8 +143,8 @@ class Reference:
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
         """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values. For
-        scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or if
-        the index is not less than `best`."""
+        scores, return the index of the first successful comparison of `SCORES`. Return `best` if no comparison
+        succeeds, or if the index is not less than `best`."""
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
         weights = f"{tap.removesuffix('scores')}weights"

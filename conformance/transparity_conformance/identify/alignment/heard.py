@@ -43,7 +43,7 @@ class AlignedCall:
     numbers: Mapping[str, int]
     """The index of the operation that computed each tap."""
     with_whole_numbers: Callable[[], Sequence[Operation]] = field(repr=False)
-    """Run the call again, and return its operations, also on integers and bools."""
+    """A function that runs the call again, and returns its operations, including operations on integers and bools."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +110,9 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return. Match them on `row` (by
-    default a row of the first probe); the reference has the port's `known` faults. Record a large model only on this
-    row."""
+    """Record a port whose logits are wrong, and find the taps that the port does not return. Match the taps on `row`,
+    by default a row of the first probe, with a reference that has the port's `known` faults. Record a large model only
+    on this row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):
@@ -214,7 +214,7 @@ def _call(
 
 
 def aligned_probe(probe: Probe) -> Probe:
-    """Return a probe with only the first row of `probe`, which has no padding."""
+    """Return a probe with only the first row of `probe`, and a mask that hides no position."""
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])

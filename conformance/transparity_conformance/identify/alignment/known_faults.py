@@ -87,7 +87,8 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
 
 
 class Recorded(np.ndarray):
-    """An array that records in `into` all results that are computed from it, directly or indirectly."""
+    """An array that records in `into` all floating-point results of computations with the array or with recorded
+    results."""
 
     into: list[np.ndarray]
 

@@ -146,9 +146,9 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return, for each tap, the operation from which to read the tap in another call. `moved` has the operations that
-    occur in this call (None for all). Prefer an operation in the tap's order of axes. Otherwise use a later operation
-    with the same value, because frameworks may multiply several rows by another operation."""
+    """Return, for each tap, the operation from which to read the tap in another call. The keys of `moved` are the
+    operations that occur in this call (None for all). Prefer an operation in the tap's order of axes, then the matched
+    operation, then a later operation with the same value: frameworks may multiply several rows by another operation."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -196,8 +196,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. For a tap, the counterpart is the input
-    of its reader's counterpart: in a loop over experts, the sum after the last iteration."""
+    """Map operations of the aligned call to their counterparts in another call. A tap's counterpart is the value that
+    the counterpart of the tap's reader reads: after a loop over experts, the last sum."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

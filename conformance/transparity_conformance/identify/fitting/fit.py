@@ -72,7 +72,7 @@ def fitted(subject: FittedModel) -> Fit:
     """Return the first confirmed configuration of a model or, if none is confirmed, the one with the smallest error.
 
     Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
-    first. If all interpretations fail, raise the error of the one that found the most fields.
+    first. If all interpretations fail, raise the error of the interpretation that found the most fields.
     """
     errors: list[FitError] = []
     made: list[Fit] = []
@@ -105,7 +105,8 @@ def _collected(errors: list[FitError], known: Mapping[str, Any]) -> Iterator[Non
 
 
 def _readings(subject: FittedModel, errors: list[FitError]) -> Iterator[Fit]:
-    """Yield the fit that assumes that the module computes queries before keys, and then the fit with keys first."""
+    """Yield two fits: the first assumes that the module computes queries before keys, the second that it computes keys
+    first."""
     calls, sizes_found = list[RecordedCall](), dict[str, Any]()
     with _collected(errors, sizes_found):
         sizes, plain = inputs.first_answer(subject)
@@ -195,7 +196,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
     """Compare the module with the reference on the weights and probes of a check.
 
-    Run the module in float64; if it differs, run it in its own precision.
+    Run the module in float64; if the logits differ, run the module again in its own precision.
     """
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)

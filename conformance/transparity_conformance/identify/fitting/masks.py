@@ -139,9 +139,9 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether this happens before or after scaling the scores.
+    """Return the number that replaces masked scores, and whether the mask is applied before or after the scale.
 
-    The data fits both orders, so choose the order that needs the number with fewer digits.
+    The recorded scores fit both orders, so choose the order in which the number has fewer digits.
     """
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"

@@ -1,7 +1,7 @@
 """Determine the fields of recurrences, and which layers have a recurrence.
 
-The features of a recurrence's input are assigned to roles, such as query or gate. An assignment is right if the
-reference then computes the same result.
+The search assigns the features of a recurrence's input to roles, such as query or gate. An assignment is right if the
+reference then computes the module's result.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class _Layer:
                     yield steps, name
 
     def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """Yield the rates that explain the decay in some operation, and the clipped time steps."""
+        """Yield the rates for which an operation computed −exp(rate) · time step, where the time steps may be
+        clipped."""
         step = softplus(self.columns.made[:, features] + self.values[bias])
         step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
         seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]

@@ -93,7 +93,7 @@ class FittedModel:
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model stores weights in a lower precision than float32. Rounded values could not be matched."""
+        """Whether the model stores weights in a lower precision than float32. The fit cannot match rounded values."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 

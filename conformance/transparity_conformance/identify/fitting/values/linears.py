@@ -176,8 +176,8 @@ class Columns:
     def linear(self, chosen: Sequence[int]) -> Linear:
         """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0.
 
-        Return a part of a map, which shares the map's memory, if the features are consecutive. Raise `FitError` if no
-        single linear map of one input computes the features.
+        Return a part of a map, which shares the map's memory, if the features are consecutive. Raise `FitError` if the
+        features are computed from different inputs, or if `chosen` is empty.
         """
         sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]

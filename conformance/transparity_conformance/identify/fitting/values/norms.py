@@ -48,7 +48,7 @@ class Norms:
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
-    """Whether a layer norm may lack a bias. Set only if needed, because code may add a bias after the norm."""
+    """Whether a layer norm may lack a bias. True only after a search for layer norms with biases has failed."""
 
     def having(self, used: set[str]) -> Norms:
         return Norms(self.vectors, set(used), self.are_biasless)

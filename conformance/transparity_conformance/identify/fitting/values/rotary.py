@@ -68,7 +68,7 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
     """Return the angle by which each pair of features is rotated at each position, and the error of these angles.
 
-    The error is the largest relative difference between `rotated` and the query after rotation by the angles.
+    The error is the largest relative difference between `rotated` and the query after a rotation by these angles.
     """
     pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
     first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))

@@ -427,7 +427,6 @@ class Recorder:
         return self.count - 1
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, and add it to the program."""
         import torch
 
         inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))

@@ -44,12 +44,9 @@ class _Memory:
 
 
 class Record:
-    """The operations of a run.
-
-    Integers and bools are left out unless `whole_numbers` is set. Values are also left out if all values together would
-    exceed `largest` bytes. If an operation reads a value that is left out, the inputs of this value become inputs of
-    the operation.
-    """
+    """The operations of a run. Integers and bools are left out unless `whole_numbers` is set. Values are also left out
+    if all values together would exceed `largest` bytes. If an operation reads a value that is left out, the inputs of
+    this value become inputs of the operation."""
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
         self.whole_numbers = whole_numbers
@@ -105,7 +102,6 @@ class Record:
         return (len(self.operations) - 1,)
 
     def put(self, place: Region, origins: Origins) -> None:
-        """Store which operations created an array."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts[place.geometry] = origins
         if not memory.written:

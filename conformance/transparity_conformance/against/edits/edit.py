@@ -75,7 +75,7 @@ class At:
         one of the two is floating-point."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
-            raise ValueError("the edit changes the shape or the kind of the step's result")
+            raise ValueError("the edit changes the shape or the type of the step's result")
         return made
 
 

@@ -136,7 +136,6 @@ class Reference:
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
-        """Store matched parameters, and the faults that the match requires."""
         self.known |= values
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)

@@ -108,11 +108,9 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
 
 
 def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Source | None:
-    """Return the operation's line or, if this line also computes right taps, a caller's line.
-
-    A tap of whole numbers is no evidence: the attention weights of a single key are always 1. If a fault is
-    unexplained, only right taps of the same sublayers are evidence, because the report leaves out later faults.
-    """
+    """Return the operation's line or, if this line also computes right taps of the same encoder or decoder, a caller's
+    line. A tap of whole numbers is no evidence: the attention weights of a single key are always 1. If a fault is
+    unexplained, only right taps of the same layers count, because the report leaves out later faults."""
     wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
     depth = 1 if all(fault.causes for fault in report.faults) else 3
     near = tuple(".".join([*tap.split(".")[:depth], ""]) if "." in tap else "" for tap in wrong)

@@ -138,10 +138,8 @@ AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """Return the incomplete configuration of a failed fit as JSON, and a sentence with the nearest template.
-
-    The value "?" marks unknown fields in which the templates differ.
-    """
+    """Return the incomplete configuration of a failed fit as JSON, and a sentence with the nearest template. The value
+    "?" marks unknown fields in which the templates differ."""
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     alike = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
     others = alike or templates()

@@ -139,10 +139,8 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether the mask is applied before or after the scale.
-
-    The recorded scores fit both orders, so choose the order in which the number has fewer digits.
-    """
+    """Return the number that replaces masked scores, and whether the mask is applied before or after the scale. The
+    recorded scores fit both orders, so choose the order in which the number has fewer digits."""
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"
     if value == 0:

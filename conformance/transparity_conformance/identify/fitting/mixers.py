@@ -149,9 +149,7 @@ class _Layer:
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
         """Yield features from which the module may compute time steps, and the name of a vector that may be their bias.
-
-        The vector has one number for each head, and an operation adds the vector to the features.
-        """
+        The vector has one number for each head, and an operation adds the vector to the features."""
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for name, vector in self.values.items():
@@ -186,11 +184,9 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every assignment of the remaining features and vectors to roles.
-
-        In a gated delta network, the features of beta are before or after the gate's features. Mamba-2 has no beta; it
-        has a vector for its skip connection instead.
-        """
+        """Yield every assignment of the remaining features and vectors to roles. In a gated delta network, the features
+        of beta are before or after the gate's features. Mamba-2 has no beta; it has a vector for its skip connection
+        instead."""
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)
         betas, mixer = [left[-heads:], left[:heads]], "gated-delta"

@@ -134,10 +134,8 @@ class Walk:
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return the residual stream `x` plus a sublayer's output `y`.
-
-        If a later value is `x` plus a multiple of `y`, record the factor, and return that value.
-        """
+        """Return the residual stream `x` plus a sublayer's output `y`. If a later value is `x` plus a multiple of `y`,
+        record the factor, and return that value."""
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
             return x + y

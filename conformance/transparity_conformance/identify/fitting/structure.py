@@ -79,10 +79,8 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1.
-
-    Leave out values that are computed from attention weights: copies, or means over the heads.
-    """
+    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1. Leave
+    out values that are computed from attention weights: copies, or means over the heads."""
     found: list[Softmax] = []
     seen: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -176,10 +174,8 @@ def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
     """Return the attention with the weights `softmax`, and the part of a fused map that the attention does not read.
-
     `_values` finds the features of the value; the first of the other features are the query and the key. If the value's
-    features are not consecutive, the features of query, key and value alternate by groups of heads.
-    """
+    features are not consecutive, the features of query, key and value alternate by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
@@ -215,9 +211,7 @@ def _attention(
 
 def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the features of the value, and the features of the gate (whose sigmoid multiplies the context), if any.
-
-    Without a gate, weights · value is the input of the output map. With a gate, the value has its own linear map.
-    """
+    Without a gate, weights · value is the input of the output map. With a gate, the value has its own linear map."""
     batch, heads, queries, keys = softmax.weights.shape
     context = output.given.reshape(len(output.given), heads, -1)
 

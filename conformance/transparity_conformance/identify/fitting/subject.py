@@ -58,8 +58,6 @@ class ModuleError(FitError):
 
 @dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """A recorded call: the inputs, the output and all operations."""
-
     inputs: Arrays
     output: np.ndarray
     operations: Sequence[Operation]
@@ -112,10 +110,8 @@ class FittedModel:
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Convert the module to float64, unless this changes the output for `inputs`.
-
-        For example, a fused kernel may misread a float32 mask as float64.
-        """
+        """Convert the module to float64, unless this changes the output for `inputs`. For example, a fused kernel may
+        misread a float32 mask as float64."""
         if self.is_low:  # the model already computes in float64, or cannot
             return
         before = self.call(inputs)

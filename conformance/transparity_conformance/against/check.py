@@ -59,7 +59,8 @@ Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
 """A function of a model folder and the reference's tensors (by name) that returns the port's forward pass."""
 
 TRANSFORMERS = "transformers"
-"""If `--against` has this value, the reference is the `transformers` model of the given config.json."""
+"""If `--against` has this value, the reference is the `transformers` model of the given `--config` or
+`--checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference and the model folder; the folder is None if the user gave no model. If the user gave only a
-    configuration, write a small model into a temporary folder."""
+    """Yield the reference, and the model folder (or None). If the user gave a configuration, write a small model into a
+    temporary folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:

@@ -130,9 +130,9 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found`, extended by further differences in calls that its edits do not explain. A difference without
-        an edit ends the list. Return an empty list if no difference is added, or if all edits together do not explain
-        the first call."""
+        """Return `found`, extended by further differences in calls that the edits of `found` do not explain. A
+        difference without an edit ends the list. Return an empty list if no difference is added, or if all edits
+        together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -219,8 +219,8 @@ def answer_of(
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
     """Find edits that explain the wrong answer that `most_telling` selects, and confirm the edits on the other calls.
-    If a difference stays unexplained, repeat this with the reference's next implementation of experts. Stop if all
-    remaining implementations also run the step with the first unexplained difference."""
+    If a difference stays unexplained, repeat the search with the reference's next implementation of experts. Stop if
+    all remaining implementations also run the step with the first unexplained difference."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))

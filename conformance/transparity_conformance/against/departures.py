@@ -38,7 +38,7 @@ class Departure:
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
-    """The numbers of the edited steps, one step per layer."""
+    """The numbers of the edited steps, for example one step in each layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain this departure equally well."""
     matched: Collection[int] = frozenset()
@@ -100,7 +100,8 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the reference has a second implementation of its experts, in which other edits can be tried."""
+        """`has_others`: whether the reference has another implementation of its experts, in which the caller can try
+        edits."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
         """Return the departures in this call, and the comparison with the edited reference. First apply the edits of
@@ -170,8 +171,8 @@ class Departures:
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation to report, usually the first operation that the edit explains. If the edit makes
-        a step return its input, prefer the operation that computes this input. If the edited reference computes none of
-        the values that the edit explains, return an operation that only the port has."""
+        a step return its input, prefer the operation that computes this input. An edit may match only later values;
+        then return an operation before these values that only the port has."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -206,7 +207,7 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop each departure without which the other edits, or alternatives to the other edits, still explain the
+        """Drop each unnecessary departure: the edits of the other departures, or alternative edits, already explain the
         answer."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
@@ -232,7 +233,7 @@ class Departures:
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
         """Replace the result of a reference step by a value of the port, and try the most similar pair first. Keep the
-        first replacement that leaves fewer operations unmatched. If no replacement does, return None instead of a
+        first replacement that leaves fewer operations unmatched. Without such a replacement, return None instead of a
         comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]

@@ -23,7 +23,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change that replaces a whole segment. If `DataFlow.through` runs this segment, it ignores the change."""
+    """A change that replaces a whole segment. `DataFlow.through` ignores this change when it runs the segment."""
 
     change: Change
 

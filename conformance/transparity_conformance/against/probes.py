@@ -269,9 +269,9 @@ def taken(
     hide no position. The port may have another name for the first input.
 
     Skip a probe if the port has no argument for its mask. Also skip a probe that the checker drew if the port has no
-    argument for its images or audio. An argument such as `images` that no probe has may take them under another name;
-    then keep the probe. If this would skip all probes, and not only for their masks, keep all probes: the port's call
-    then raises an error that names the input.
+    argument for its images or audio. Do not skip a probe for its images or audio if the port has an argument such as
+    `images` that no probe has. Keep all probes if these rules skip every probe, and not only for masks: the port's
+    error then names the missing input.
     """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []

@@ -31,7 +31,7 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 MOST_BYTES = 1 << 28
-"""The largest size of the recorded programs in memory, and of the answers in memory. The programs of the forward passes
+"""The largest number of bytes of recorded programs to keep, and of answers to keep. The programs of the forward passes
 need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped program, the
 reference is recorded again."""
 
@@ -320,8 +320,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps.
-    The constant may be a power with a rounded exponent, such as a rotary frequency."""
+    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps,
+    because x may be a power with a rounded exponent."""
     import torch
 
     if not value.is_floating_point():

@@ -42,10 +42,12 @@ SIMPLE: tuple[Maker, ...] = (
 )
 
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
-"""Functions that yield edits of constant tables. These edits are tried first, because few steps read such a table."""
+"""Functions that yield edits of constant tables. The search tries these edits first, because few steps read a constant
+table."""
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
-"""Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
+"""Functions that yield many edits per step, or edits with numbers that are fitted to the port. The search tries these
+edits last."""
 
 LAG = 2
 """At each group of steps, the search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. The

@@ -5,9 +5,9 @@ differently than without the recording. `scan`, `while_loop` and `cond` run as P
 function under `checkpoint` runs equation by equation. The record contains each equation with the line that JAX traced.
 
 Integers and bools are recorded only on request. Otherwise, the inputs of an integer array become inputs of the
-operations that read the array. The record contains no operations of other threads or of programs compiled earlier, no
-arrays on other machines, and no parameters that are only sliced, reshaped or cast. For a loop within `checkpoint`, the
-record contains only the results.
+operations that read the array. The record contains no operations of other threads or of programs compiled earlier. The
+record also contains no arrays on other machines, and no parameters that are only sliced, reshaped or cast. For a loop
+within `checkpoint`, the record contains only the results.
 """
 
 from __future__ import annotations

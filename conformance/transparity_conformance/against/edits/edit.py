@@ -259,7 +259,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter, input or constant of which an argument is a view, or which the argument is;
+    """If an argument is a parameter, an input, a constant, or a view of such a value, return the value's index;
     otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1

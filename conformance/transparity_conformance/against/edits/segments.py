@@ -106,7 +106,7 @@ def _other_way_round(later: str, earlier: str) -> str:
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that swap a step with the segment that computes one of its operands. For example, the port adds a
-    residual before a norm, and the reference adds it after the norm."""
+    residual before a norm, and the reference after the norm."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -180,8 +180,8 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the results of the same instruction in other layers, if instructions read them that do not read this step's
-    result. For layers with the same readers, yield only the first result."""
+    """For each other layer, yield the result of the same instruction, if other instructions read the result than in
+    this layer. For layers with the same readers, yield only the first result."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:

@@ -1,8 +1,8 @@
 """Find the port's tensor for each tensor of the reference, if the tensors have different names.
 
-For each tensor, the search tries several choices: one tensor of the port, a part of a fused tensor, or several tensors
-that the reference fuses. With each choice, the search loads the reference's weights into the port, and compares the
-values that both implementations compute.
+A choice for a tensor is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses.
+For each choice, the search loads the reference's weights into the port, and compares the values that both
+implementations compute.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Search:
 
     Args:
         within: the tolerance of each value.
-        known: a function that loads the reference's tensors into the port, and returns the values that it computes.
+        known: a function that loads the reference's tensors into the port, and returns the port's values.
     """
 
     def __init__(
@@ -301,8 +301,8 @@ class _Search:
         return None
 
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
-        """Yield other choices for the tensors of the steps before `step`. The tensors of two steps with a common
-        operand may swap choices: the guess may have confused the gate and the up projection of a feed-forward."""
+        """Yield other choices for the tensors of the steps before `step`. Steps with a common operand may swap choices:
+        for example, the guess may have confused a feed-forward's gate and up projection."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}

@@ -131,7 +131,8 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that is a multiple of all head counts, and differs from the widths of other configurations."""
+        """Return a width, at most the original, that is a multiple of the small head counts and differs from other
+        small widths."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -264,7 +265,8 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Map each head count of a configuration to a small head count. Keep the proportions, and keep a single head."""
+    """Map each head count of a configuration to a small head count. Keep the proportions if possible, and keep a single
+    head."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

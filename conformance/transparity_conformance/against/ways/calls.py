@@ -55,8 +55,8 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare answers for other lengths, batches and image sizes. If an answer is wrong, find the smallest wrong
-    length. If the port raises an exception for a size, this size counts as untested."""
+    """Compare answers for other lengths, batches and image sizes. If an answer is wrong, search for the smallest wrong
+    length. If no answer is wrong, each size for which the port raises an exception counts as untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -280,8 +280,8 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Add random labels. Ignore labels at and after padding, some random labels, and half of the first row. Then a mean
-    over rows differs from a mean over labels."""
+    """Add random labels. Ignore labels at and after padding, some random labels, and half of the first row. With half
+    of a row ignored, a mean over rows differs from a mean over labels."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])

@@ -146,8 +146,8 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
 
 
 class Place:
-    """A search for the function at which the backward pass becomes wrong: it reads the port's last value with a wrong
-    gradient."""
+    """A search for the function at which the backward pass becomes wrong: the reader of the port's last value with a
+    wrong gradient."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port

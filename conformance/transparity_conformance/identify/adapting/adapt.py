@@ -87,7 +87,7 @@ def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None)
 
     Args:
         make: a module class, or a function that returns a module, called as `Model()` or `Model(config)`; or a function
-            `build(config, parameters)`. For `build`, also check into which tensors it loads the parameters.
+            `build(config, parameters)`. For `build`, also check the tensors into which `build` loads the parameters.
         budget: the largest processor time of the search, in seconds.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.

@@ -247,8 +247,8 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port to each map without one, if the reference still matches. A match without the bias does
-        not show that the port has no bias: the port may add it in a later operation."""
+        """Add the line of a bias to each map without a bias, if the reference still matches the port. A match without
+        the bias does not show that the port has no bias: the port may add it in a later operation."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

@@ -61,7 +61,7 @@ class _Aligning:
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
         """If a fault explains a newly matched tap, and more values match with this fault in every layer, add the fault.
-        Of several faults, add the fault with the most matches. Ports usually run a wrong line in every layer."""
+        Among several faults, choose the fault with the most matches. Ports usually run a wrong line in every layer."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):

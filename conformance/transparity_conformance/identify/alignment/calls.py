@@ -128,8 +128,8 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
-    """Return a function that finds the operations with the name and the line of a given operation. Of these operations,
-    the function returns those whose call stacks agree with the given stack over the most lines."""
+    """Return a function that finds the operations with the same name and line as a given operation. If there are
+    several, the function returns the operations with the most common lines on the call stack."""
     by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
     for each in operations:
         for count in range(1, len(each.stack) + 1):

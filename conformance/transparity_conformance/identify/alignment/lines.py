@@ -29,9 +29,9 @@ def operation_of(
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
     reference also computes it between the port's earlier taps and this tap, or with the faults `besides`.
 
-    If no value is wrong, the port may omit an operation. Then, if the tap is a norm or equals one of its inputs, return
-    the operation that uses the tap's value; otherwise, return the tap's operation. Also return the tap's operation if
-    the wrong operation has no line. `error` and `budget` determine the tolerance for rounding.
+    If no value is wrong, the port may omit an operation. Then return the operation that uses the tap's value, if the
+    tap is a norm or equals one of its inputs. Otherwise, and if the wrong operation has no line, return the tap's
+    operation. `error` and `budget` determine the tolerance for rounding.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
@@ -55,7 +55,8 @@ def operation_of(
 
 
 def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) -> Operation:
-    """Return the operation `index`, or the earlier operation that makes its wrong mask or its wrong row numbers."""
+    """Return the operation `index`, or the earlier operation that makes the wrong mask or row numbers of this
+    operation."""
     operation = call.operations[index]
     is_masked, is_lookup = hides(operation.value).any(), has_wrong_rows and not operation.inputs
     if not (is_masked or is_lookup):
@@ -186,7 +187,7 @@ class _Right:
         self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray], is_masked: bool = True
     ) -> None:
         self.masks, self.heads, self.is_masked = masks, probes[0].config.num_heads, is_masked
-        """`is_masked` is false for scores, which no mask can change."""
+        """`is_masked` is false for taps of scores, which the reference computes before the mask."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:

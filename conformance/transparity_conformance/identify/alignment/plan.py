@@ -148,7 +148,8 @@ def _ways(
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
     """Return, for each tap, the operation from which to read the tap in another call. The keys of `moved` are the
     operations that occur in this call (None for all). Prefer an operation in the tap's order of axes, then the matched
-    operation, then a later operation with the same value: frameworks may multiply several rows by another operation."""
+    operation, then a later operation with the same value. For several rows, a framework may run another operation than
+    for one row."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))

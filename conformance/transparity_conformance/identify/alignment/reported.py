@@ -68,8 +68,8 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
-    """Return the largest change from `given` to `value` at each index of each axis. Only arrays with heads have their
-    last axis included."""
+    """Return the largest change from `given` to `value` at each index of each axis. Include the last axis only for
+    arrays with heads."""
     errors = error_profile(value, given)
     if given.ndim == 4:
         last = "key" if tap.endswith((".scores", ".weights")) else "feature"
@@ -140,7 +140,8 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """Return the line with the columns of all its operations in a segment, because any of them may be wrong."""
+    """Return the line `source` with the columns of all its operations in `segment`, because any of these operations may
+    be wrong."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:

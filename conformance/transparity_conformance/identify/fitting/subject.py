@@ -24,7 +24,7 @@ from transparity_conformance.running.process.isolation import RemotePort
 SPREAD = 0.3
 """The standard deviation of random vectors around their mean initial value, which is clipped to ±1.
 
-Initial values themselves are unsuitable, because a recurrence then has short time steps that hardly change its states.
+Initial values themselves would give a recurrence short time steps, which hardly change its states.
 """
 
 
@@ -86,7 +86,7 @@ class FittedModel:
         self.loose: set[str] = set()
         """The inputs with images or audio for which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """Maps the new name of an input that turned out to be an image to its previous name."""
+        """For an input that turned out to be an image, the previous name by the new name."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)

@@ -96,8 +96,8 @@ def _uses(
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of each layer, and the linear maps that compute their input. Raises `FitError` if no
-    linear map computes the input of a convolution."""
+    """Return the convolutions and the input's linear maps of each layer. Raise `FitError` if no linear map computes the
+    input of a convolution."""
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
         source = _source(each, maps)

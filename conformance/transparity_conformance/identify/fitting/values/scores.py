@@ -36,7 +36,7 @@ class Scores:
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
-    """Return the first value whose softmax equals the attention weights."""
+    """Return the scores: the first value whose softmax equals the attention weights."""
     for operation in operations[softmax.begins : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)

@@ -150,7 +150,8 @@ class FilledPort:
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The port's tensor for each tensor of the reference. The first call of this object searches for these pairs."""
+    """The port's tensor for each tensor of the reference. The first call of the `FilledPort` searches for the
+    tensors."""
 
     @property
     def notes(self) -> list[str]:

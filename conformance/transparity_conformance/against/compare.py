@@ -299,8 +299,8 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
     """Drop each unexplained difference that depends on an earlier unexplained difference at another line. After an
-    unexplained difference, the reference continues with a similar value of the port. This value may be the wrong one;
-    then correct lines of the port seem to differ."""
+    unexplained difference, the reference continues with a similar value of the port. If this value is the wrong one,
+    correct lines of the port seem to differ."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)

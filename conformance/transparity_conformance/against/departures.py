@@ -158,8 +158,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the explained values. An edit that also explains one of these
-        operations is no coincidence; then return an empty set."""
+        """Return the port's operations that use the explained values. Return an empty set if the edit also explains one
+        of these operations, because the edit is then no coincidence."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]

@@ -78,7 +78,8 @@ class Explanation:
     """The number of steps in the edited segment, not counting views; 1 if the edit changes no single segment."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the value that the edit replaces, but does not use it for its answer."""
+    """Whether the port computes the value that the edit replaces, although the port's answer does not depend on this
+    value."""
 
     @property
     def key(self) -> tuple[Any, ...]:

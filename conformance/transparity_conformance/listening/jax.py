@@ -25,7 +25,8 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
+"""Primitives that only copy, cast or rearrange their inputs. The record leaves out these primitives if the input is a
+parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
 """Primitives that wrap a function. The record contains the primitives of this function instead."""

@@ -34,7 +34,8 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
+"""Functions that only copy, cast or rearrange their inputs. The record leaves out these functions if the input is a
+parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -46,7 +47,7 @@ KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
 """Types of functions whose `__name__` Python or NumPy defines, so that reading the name runs no code of the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types that contain no array. The hooks skip them early, to save time in Python loops."""
+"""Types that contain no array. The hooks skip values of these types early, to save time in Python loops."""
 
 LONGEST_LIST = 256
 """Longer lists are not searched for arrays, because they usually contain tokens."""

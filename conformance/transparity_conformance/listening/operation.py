@@ -154,7 +154,8 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package of a file; None for files of Python or of this package, and "" for others."""
+    """Return the installed package of a file; None for files of Python or of this package, and "" for all other
+    files."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:

@@ -33,7 +33,8 @@ class Region:
 
 @dataclass
 class _Memory:
-    """The memory of one owner: the operations that computed each part, and the last operation that wrote into it."""
+    """The memory of one owner: the operations that computed each part, and the last operation that wrote into the
+    memory."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
@@ -92,7 +93,8 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return its index. If the value is left out, return the indices of its inputs."""
+        """Record a value, and return a tuple of its index. If the value is left out, return the indices of its
+        inputs."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:

@@ -160,7 +160,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """If a port adds a position bias only together with the mask, remove the mask from these scores."""
+    """Remove the mask from scores to which the port adds a position bias only together with the mask."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)

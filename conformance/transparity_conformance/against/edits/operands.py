@@ -165,7 +165,7 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Groups of operations that take the same arguments, so that programmers confuse them."""
+"""Groups of operations with the same arguments, which programmers may confuse."""
 
 INVERSE = {"add": "sub", "mul": "div"}
 """For each commutative operation, its inverse, which is not commutative."""

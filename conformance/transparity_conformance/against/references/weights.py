@@ -35,7 +35,7 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of a tensor, into which the reference's numbers are loaded."""
+    """A tensor of the port, or a part of a tensor, into which the search loads numbers of the reference."""
 
     name: str
     is_transposed: bool = False
@@ -84,7 +84,7 @@ Choices = dict[str, Choice]
 @dataclass(frozen=True)
 class Paired:
     choices: Choices
-    """For each tensor of the reference, the port's tensors into which it is loaded."""
+    """For each tensor of the reference, the port's tensors into which the search loads the numbers."""
     confirmed: frozenset[str] = frozenset()
     """The reference's tensors whose choice is confirmed, because the port computes the same values."""
 

@@ -83,7 +83,7 @@ class Adapted:
 def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None) -> Adapted:
     """Find the adapter of a port.
 
-    Then use the adapter to write random weights into the port, and compare its logits with the reference's logits.
+    Then write random weights into the port through the adapter, and compare the port's logits with the reference's.
 
     Args:
         make: a module class, or a function that returns a module, called as `Model()` or `Model(config)`; or a function

@@ -32,7 +32,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that must be matched together, because no earlier activation distinguishes them."""
+    """Parameters that the search matches together, because no earlier activation distinguishes the parameters."""
 
     maps: tuple[Map, ...]
     tap: str

@@ -55,7 +55,7 @@ SCORES = ("scores", "weights", "scores in order")
 class FoundAdapter:
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
-    """Lines of biases that must be 0, because only the port has them."""
+    """Lines of biases that only the port has; these biases must be 0."""
     unused: tuple[str, ...] = ()
     """Tensors with at least one element that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -247,8 +247,8 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add the line of a bias to each map without a bias, if the reference still matches the port. A match without
-        the bias does not show that the port has no bias: the port may add it in a later operation."""
+        """Add the line of a bias to each map without a bias, if the reference still matches the port. A match without a
+        bias does not show that the port has no bias: the port may add the bias in a later operation."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

@@ -32,7 +32,7 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Return `found` with the data flow of the reference with the known faults, if this data flow contains all
+    """Return `found` with the data flow of a reference that has the known faults, if this data flow contains all
     `taps`."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found

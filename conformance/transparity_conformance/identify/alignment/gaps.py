@@ -1,7 +1,7 @@
 """Find taps that no comparison of values finds: taps between two faults, and taps whose features have another order.
 
 If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
-of the right size between the known taps before and after it.
+of the right size between the nearest known taps.
 
 A port may also store the features of queries and keys in another order, which has no effect on the scores.
 """
@@ -121,8 +121,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that only `moved` taps read, and that match the same value of the port as one of their inputs.
-    For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
+    """Return the taps that only `moved` taps read, and whose match is also the match of one of their inputs. For
+    example, if a port applies a norm later than the reference, the norm's tap equals the norm's input."""
     return [
         tap
         for tap, match in found.matches.items()

@@ -1,4 +1,5 @@
-"""Find the activations (taps) that a port does not return: record all operations, and match them by value."""
+"""Find the activations (taps) that a port does not return: record all operations, and match the activations by
+value."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def row_of(probe: Probe) -> Probe:
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of logits with the right shape over all probes, or None if they are right."""
+    """Return the largest divergence of logits with the right shape over all probes, or None if these logits are
+    right."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]

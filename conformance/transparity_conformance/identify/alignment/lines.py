@@ -27,7 +27,7 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`.
+    reference, also with the faults `besides`, computes the value between the port's earlier taps and `where`.
 
     If no value is wrong, the port may omit an operation. Then return the operation that uses the tap's value, if the
     tap is a norm or equals one of its inputs. Otherwise, and if the wrong operation has no line, return the tap's
@@ -86,7 +86,8 @@ def _masks(probe: Probe) -> list[np.ndarray]:
 
 
 def _maker_of_rows(operations: Sequence[Operation], index: int) -> int:
-    """Return the operation that computes the row numbers for the lookup `index`, before they are rearranged."""
+    """Return the operation that computes the row numbers of the lookup `index`; skip operations that only rearrange the
+    numbers."""
     rows = operations[index].inputs
     while len(rows) == 1:
         index, rows = rows[0], operations[rows[0]].inputs

@@ -75,7 +75,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
     """Return the first operation with the elements of `match` in the tap's order of axes, or None. In another call, two
-    axes may have the same length; in the tap's order, they cannot be confused."""
+    axes may have equal lengths; the shape identifies the axes only in the tap's order."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -173,7 +173,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Return, for each of the operations `indices`, a bit set of the operations among `indices` that lead to it."""
+    """Return, for each operation of `indices`, a bit set of the operations of `indices` that lead to this operation."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number

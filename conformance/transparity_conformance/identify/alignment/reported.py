@@ -169,7 +169,8 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """Return the fault of the catalogue for a cause, applied at the tap `where`; None if there is no such fault."""
+    """Return the fault of the catalogue for a cause, applied at the tap `where`; None if the catalogue has no such
+    fault."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:

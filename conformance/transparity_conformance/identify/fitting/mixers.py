@@ -185,8 +185,7 @@ class _Layer:
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
         """Yield every assignment of the remaining features and vectors to roles. In a gated delta network, the features
-        of beta are before or after the gate's features. Mamba-2 has no beta; it has a vector for its skip connection
-        instead."""
+        of beta are before or after the gate's features. Mamba-2 has no beta, but a vector for its skip connection."""
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)
         betas, mixer = [left[-heads:], left[:heads]], "gated-delta"

@@ -34,7 +34,7 @@ class Stream:
     head_factor: float = 1.0
     """The factor between the output of the stack and the input of the head."""
     multiplier: float = 1.0
-    """The factor of a sublayer's output when it is added to the residual."""
+    """The factor of a sublayer's output in the sum with the residual."""
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (

@@ -1,6 +1,7 @@
 """Find the sublayers of a module from its linear maps and attention weights.
 
-Attention consists of linear maps before a softmax, and a linear map after the softmax. A feed-forward follows.
+Attention consists of linear maps before a softmax, and a linear map after the softmax. The linear maps after attention
+may form a feed-forward.
 """
 
 from __future__ import annotations

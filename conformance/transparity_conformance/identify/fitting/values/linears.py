@@ -68,7 +68,7 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """Return the parts of a fused query, key and value: each of them, and key and value together."""
+    """Return the parts of a fused query, key and value: query, key, value, and key and value together."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))

@@ -49,8 +49,8 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return a mask of the masked scores, and the number that replaces them. Masked scores are either the same number
-    in all heads, or have weights of exactly 0."""
+    """Return a mask of the masked scores, and the number that replaces masked scores. Masked scores are either the same
+    number in all heads, or have weights of exactly 0."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)
@@ -66,7 +66,7 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 def is_pattern(masked: np.ndarray) -> bool:
     """Return whether a mask (batch, queries, keys) has a known pattern. A mask may hide certain distances, or all other
-    chunks; in addition, it may hide whole keys or whole queries."""
+    chunks; in addition, a mask may hide whole keys or whole queries."""
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     hidden = np.zeros((queries, keys), bool)

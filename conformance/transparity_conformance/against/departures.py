@@ -271,7 +271,7 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return (cosine similarity, operation's value in the layout of the step's value); None if no layout fits."""
+        """Return (cosine similarity, the operation's value in the step's layout); None if no layout fits."""
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)

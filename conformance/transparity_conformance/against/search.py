@@ -83,8 +83,8 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key, which starts with `worth`. Next come simple edits, short segments, operations other than
-        views, many edited steps, and whole expressions."""
+        """Return a sort key, which starts with `worth`. Then the key prefers simple edits, short segments, operations
+        other than views, many edited steps, and whole expressions."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -140,7 +140,7 @@ class EditSearch:
                 if further > LAG or is_found:
                     break
         if best:
-            self.clock.reserve(left)  # so that the last of many faults is searched as far as the first
+            self.clock.reserve(left)  # the search for a later fault may use as much work
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:

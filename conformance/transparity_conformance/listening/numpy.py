@@ -2,7 +2,7 @@
 
 NumPy has no hook for all operations, and `np.asarray` would drop a subclass of `ndarray`. A first call therefore finds
 the port's functions. During a second call, these functions have rewritten code, which reports the value of each
-expression (`expressions`).
+expression (see `expressions`).
 
 If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
 request. Otherwise, the inputs of an integer array become inputs of the operations that read the array. The following

@@ -30,7 +30,8 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack loops. `tokens` contains (batch, length) of each input, and `heads` possible numbers of heads."""
+    """Stack the results of each loop's iterations. `tokens` contains (batch, length) of each input, and `heads`
+    possible numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})

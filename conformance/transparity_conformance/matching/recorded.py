@@ -26,7 +26,8 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """The index of each feature of the reference in the port; empty if both have the same order."""
+    """The index of each feature of the reference in the port; empty if the port stores the features in the same
+    order."""
 
     @property
     def is_in_order(self) -> bool:

@@ -93,7 +93,7 @@ class Pool:
 
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""Matches the step that views a convolution kernel as a matrix or a vector, before rows are selected."""
+"""A pattern of the step that views a convolution kernel as a matrix or a vector, before other steps select rows."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -120,7 +120,8 @@ def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append steps that reorder the rows of a query, a key or a norm's gain for rotary positions."""
+    """Append `steps`, which reorder the rows of a query, a key or a norm's gain for rotary positions, to the line
+    `text`."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")

@@ -59,7 +59,8 @@ class FoundAdapter:
     unused: tuple[str, ...] = ()
     """Tensors with at least one element that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each parameter that was not found, all lines that select an array of its shape."""
+    """For each parameter that the search did not find, the lines that select unused elements, as many as the parameter
+    has."""
     lost_at: str | None = None
     """The first activation for which no match was found; None if the search succeeded."""
     faults: tuple[Hypothesis, ...] = ()

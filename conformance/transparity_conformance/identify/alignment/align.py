@@ -1,6 +1,7 @@
 """Align a port with the reference: find the port's operation for each tap (named activation) of the reference.
 
-Taps are found by value. If the port has a fault, later values differ, so the reference continues from the port's value.
+The alignment finds taps by their values. If the port has a fault, later values differ, so the reference continues from
+the port's value.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, 
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
-    """Return the operations that directly follow a match and leave its value unchanged, up to a branch."""
+    """Return the operations that directly follow a match and leave its value unchanged, up to a value with several
+    readers."""
     found: list[Match] = []
     index, value = match.index, port.values[match.index]
     while len(users := set(port.readers.get(index, ()))) == 1:
@@ -197,8 +198,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. A tap's counterpart is the value that
-    the counterpart of the tap's reader reads: after a loop over experts, the last sum."""
+    """Map operations of the aligned call to their counterparts in another call. In the other call, the counterpart of a
+    tap is the input of the same reader: after a loop over experts, this input is the last sum."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

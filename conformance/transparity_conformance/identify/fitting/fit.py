@@ -43,7 +43,7 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which the norms' eps is searched if the first calls do not determine eps."""
+"""The range in which to search the eps of the norms if the first calls do not determine eps."""
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:

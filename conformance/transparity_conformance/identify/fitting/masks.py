@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 LOWEST = float(np.finfo(np.float32).min) / 4
-"""A mask below this number counts as the dtype's lowest number or −inf."""
+"""A mask value below this number counts as −inf."""
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -114,7 +114,8 @@ def is_causal(masked: np.ndarray) -> bool:
 
 
 def window_of(masked: np.ndarray) -> int | None:
-    """Return the size of the sliding window: the distance from which all keys are hidden; None without a window."""
+    """Return the size of the sliding window: the smallest distance at and beyond which all keys are hidden. Return None
+    without a window."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
     window = next((distance for distance in range(length) if all(hidden[distance:])), None)

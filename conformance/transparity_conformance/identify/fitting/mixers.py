@@ -114,8 +114,8 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
                 if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
                     return taken
     raise ForeignError(
-        f"The recurrence with the convolution of {one.convolutions[0].names[0]} is neither a gated delta network "
-        "(Qwen3-Next) nor Mamba-2, each followed by a gated norm."
+        f"The recurrence with the convolution of {one.convolutions[0].names[0]} was not recognized; expected "
+        "a gated delta network (Qwen3-Next) or Mamba-2, followed by a gated norm."
     )
 
 

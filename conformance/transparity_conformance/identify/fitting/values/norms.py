@@ -28,7 +28,7 @@ class Norm:
     """The module's names of the parameters, in the order weight, bias, running mean, running variance."""
     gain: str
     kind: str
-    """`rms`, `batch` or `centred`. `centred` means `layer` or `layer-unbiased`, which `kind_and_eps` tells apart."""
+    """`rms`, `batch` or `centred`. `centred` means `layer` or `layer-unbiased`, which `kind_and_eps` distinguishes."""
     x: np.ndarray
     factors: np.ndarray
     """The factor r of each row. For a batch norm, the factor r of each feature."""

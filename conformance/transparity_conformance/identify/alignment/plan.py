@@ -198,8 +198,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. In the other call, the counterpart of a
-    tap is the input of the same reader: after a loop over experts, this input is the last sum."""
+    """Map operations of the aligned call to their counterparts in another call. In the other call, a tap's counterpart
+    is the input of the same reader: after a loop over experts, the last sum."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

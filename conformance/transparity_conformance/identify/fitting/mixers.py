@@ -269,7 +269,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the fields of the time step's bounds; a bound is known only if several time steps are clipped."""
+    """Return the fields of the time step's bounds; a bound is known only if some time step is clipped."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}

@@ -96,8 +96,8 @@ def _uses(
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions and the input's linear maps of each layer. Raise `FitError` if no linear map computes the
-    input of a convolution."""
+    """Return, for each layer, the convolutions, and the linear maps of the layer's input. Raise `FitError` if no linear
+    map computes the input of a convolution."""
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
         source = _source(each, maps)

@@ -244,7 +244,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
         FitError,
         r"attn\.c_attn\.weight.* do not divide into a query, a key and a value; expected the same head_dim",
     ),
-    "one map for a head's values": (decoders.values_of_head, FitError, "the module: its parts do not fit together"),
+    "one map for a head's values": (decoders.values_of_head, FitError, "cannot combine the recognized parts"),
     "log-probabilities": (decoders.LogProbabilities, FitError, "The output is the log-softmax .* return the logits"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "a router": (

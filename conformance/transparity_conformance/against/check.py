@@ -59,7 +59,8 @@ Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
 """A function of a model folder and the reference's tensors (by name) that returns the port's forward pass."""
 
 TRANSFORMERS = "transformers"
-"""If `--against` has this value, the reference is the `transformers` model of the given config.json."""
+"""If `--against` has this value, the reference is the `transformers` model of the given `--config` or
+`--checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ class Request:
     """The arguments of `check` if the reference is another implementation."""
 
     port: Any
-    """The port: `file.py:load`, `file.py:Model`, or the object itself. The object may be a loader, a class, a module or
-    a function of the inputs."""
+    """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function of the
+    inputs)."""
     against: Any
-    """The reference: a file, an object (as for `port`), or `transformers`. If this is a list of two references, the
-    report compares all three implementations."""
+    """The reference: a file, an object (as for `port`), or `transformers`. With a list of two references, the report
+    compares all three implementations."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -141,15 +142,16 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Builds the port, fills it with the reference's weights, and returns its forward pass. The port's tensors may have
-    other names than the reference's."""
+    """Builds the port, fills it with the reference's weights, and returns its forward pass. The names of the port's
+    tensors may differ from the reference's names."""
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The port's tensor for each tensor of the reference. The first call of this object searches for these pairs."""
+    """The port's tensor for each tensor of the reference. The first call of the `FilledPort` searches for the
+    tensors."""
 
     @property
     def notes(self) -> list[str]:
@@ -189,8 +191,8 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder that loaders read; None without a folder. If the user gave a configuration,
-    the folder is temporary, and contains a small model."""
+    """Yield the reference, and the model folder (or None). If the user gave a configuration, write a small model into a
+    temporary folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
@@ -325,7 +327,8 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons on the inputs of the forward passes. Repeated calls run last, to detect ports that keep state."""
+"""Comparisons that reuse the inputs of the forward passes. Repeated calls run last, to detect state that the earlier
+comparisons left in the port."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:

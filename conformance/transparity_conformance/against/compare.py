@@ -87,8 +87,8 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences, each with the edit that explains it (if any), and the comparison of the port with the
-        edited reference. If the other calls contradict the edits, return the differences without edits."""
+        """Return the differences, with explaining edits if any, and the comparison of the port with the edited
+        reference. If the other calls contradict the edits, return the differences without edits."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -115,8 +115,8 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference, with descriptions of up to three other edits that explain every call and are no more
-        complex."""
+        """Yield each difference with the descriptions of up to three alternative edits. An alternative edit explains
+        every call, and is not more complex."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -130,9 +130,9 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found`, extended by further differences in calls that its edits do not explain. A difference without
-        an edit ends the list. Return an empty list if nothing is added, or if all edits together do not explain the
-        first call."""
+        """Return `found`, extended by further differences in calls that the edits of `found` do not explain. A
+        difference without an edit ends the list. Return an empty list if no difference is added, or if all edits
+        together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -218,9 +218,9 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls. If a
-    difference stays unexplained, try the reference's next implementation of experts. Stop early if all remaining
-    implementations run the step with this difference."""
+    """Find edits that explain the wrong answer that `most_telling` selects, and confirm the edits on the other calls.
+    If a difference stays unexplained, repeat the search with the reference's next implementation of experts. Stop if
+    all remaining implementations also run the step with the first unexplained difference."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -299,8 +299,8 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
     """Drop each unexplained difference that depends on an earlier unexplained difference at another line. After an
-    unexplained difference, the reference continues with a similar value of the port. If this is the wrong value, later
-    differences may be reported at right lines of the port."""
+    unexplained difference, the reference continues with a similar value of the port. If this value is the wrong one,
+    correct lines of the port seem to differ."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)
@@ -310,8 +310,8 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
 
 
 def _leads_to(one: Departure, other: Departure) -> bool:
-    """Return whether a difference depends on another one, in the port or in the reference. An operation with several
-    results, such as `topk`, is several operations with the same inputs."""
+    """Return whether `other` depends on `one`, in the port or in the reference. A call with several results, such as
+    `topk`, is recorded as several operations with the same inputs."""
     port, program = other.by.comparer.port, other.by.comparer.program
     first = port.operations[one.operation]
     same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))

@@ -60,11 +60,11 @@ class Comparer:
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return the step `number` as the position of an edit, in the program with the changes `changes`."""
+        """Return the position (`At`) of the step `number`, in the program with `changes`."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Return the changes `before`, and the changes that an edit makes at the steps `numbers`."""
+        """Return `before`, extended by the changes that an edit makes at the steps `numbers`."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
@@ -115,8 +115,8 @@ class Comparer:
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. If some
-        of the steps read a value that one of the operations reads, drop the other steps."""
+        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. If some of
+        these steps share an input with these operations, drop the other steps."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing

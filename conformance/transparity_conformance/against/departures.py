@@ -1,4 +1,4 @@
-"""Find every departure: a place where the port computes other values than the reference.
+"""Find every departure: an operation of the port whose value the reference does not compute.
 
 The search tries edits of the reference, until the reference computes the port's values. If no edit explains a
 departure, the reference continues with the port's value, so that later departures can be found.
@@ -27,18 +27,18 @@ from transparity_conformance.matching.values import HUGE
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """A place where the port computes other values than the reference."""
+    """An operation of the port whose value the reference does not compute."""
 
     by: Departures
     operation: int
-    """The index of the port's first operation that departs from the reference."""
+    """The index of the departing operation in the port's recorded operations."""
     step: Step
     """The step that the edit changes. Without an edit, the step whose result is replaced by the port's value, or the
     first unmatched step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
-    """The numbers of the edited steps, one step per layer."""
+    """The numbers of the edited steps, for example one step in each layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain this departure equally well."""
     matched: Collection[int] = frozenset()
@@ -50,15 +50,16 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the port's line to report for `operation`: if possible, the innermost line that runs no matched
-        operation of the same name (`Operation.line_apart`)."""
+        """Return the port's line to report for `operation`. Prefer the innermost line that runs no matched operation of
+        the same name (see `Operation.line_apart`)."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line that runs all replaced steps. With an edit, avoid lines that run unedited steps."""
+        """Return the innermost line that runs all replaced steps. If the departure has an edit, prefer a line that runs
+        no unedited step."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -72,7 +73,8 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """Return the modules of the edited steps, or an empty list if the line is wrong in all its modules."""
+        """Return the modules of the edited steps. Return an empty list if the edit changes the line in every module
+        that runs the line."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         if self.edit is not None and self.edit.is_everywhere:
             return []
@@ -98,7 +100,8 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the reference has a second implementation of its experts, in which other edits can be tried."""
+        """`has_others`: whether the reference has another implementation of its experts, in which the caller can try
+        edits."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
         """Return the departures in this call, and the comparison with the edited reference. First apply the edits of
@@ -167,9 +170,9 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report, usually the first operation that the edit explains. If the edit leaves
-        out a step, also by a factor of 1, return the operation that computes the step's input. If the edit explains no
-        operation, return the first operation that only the port has, and on which the next explained value depends."""
+        """Return the port's operation to report, usually the first operation that the edit explains. If the edit makes
+        a step return its input, prefer the operation that computes this input. An edit may match only later values;
+        then return an operation before these values that only the port has."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -204,7 +207,8 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop each departure that is not needed to explain the answer; if necessary, change the other edits."""
+        """Drop each unnecessary departure: the edits of the other departures, or alternative edits, already explain the
+        answer."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -228,8 +232,9 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Replace the result of a reference step by a similar value of the port, and try the most similar pair first.
-        Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison."""
+        """Replace the result of a reference step by a value of the port, and try the most similar pair first. Keep the
+        first replacement that leaves fewer operations unmatched. Without such a replacement, return None instead of a
+        comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a
@@ -249,8 +254,9 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Compare the port's `operations` with the reference's steps on the lines of `steps`. For each pair of values
-        with equal size, yield the similarity, the port's value arranged like the step's, the operation and the step."""
+        """Compare the values of the port's `operations` with the results of all reference steps on the lines of
+        `steps`. For each pair with a common layout, yield the similarity, the port's value in the step's layout, the
+        operation and the step."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:
@@ -265,7 +271,7 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return (cosine similarity, operation's value in the layout of the step's value); None if no layout fits."""
+        """Return (cosine similarity, the operation's value in the step's layout); None if no layout fits."""
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
@@ -294,7 +300,7 @@ def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
     """Return the changes that the edits of all departures make in a program. A departure without an edit inserts a
-    value of the port. This value is valid only in the call of `by`."""
+    value of the port, but only in the call of `by`, in which the port computed this value."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

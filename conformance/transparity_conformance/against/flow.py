@@ -23,7 +23,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change that replaces a whole segment. If `DataFlow.through` runs this segment, it ignores the change."""
+    """A change that replaces a whole segment. `DataFlow.through` ignores this change when it runs the segment."""
 
     change: Change
 
@@ -39,7 +39,7 @@ class DataFlow:
         self, program: Program, main: Collection[str], rounded: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> None:
         self.program, self.rounded = program, rounded or {}
-        """By dtype (bfloat16, float16): the port's values that this dtype represents exactly."""
+        """For each dtype (bfloat16, float16), the port's values that this dtype represents exactly."""
         self._between: dict[tuple[int, int], list[Step]] = {}
         self.changes: Mapping[int, Change] = {}
         """The changes to apply when the steps of a segment run again."""
@@ -85,7 +85,8 @@ class DataFlow:
         return self._between[start, end]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` on `value`; skip a view whose input has another size than before."""
+        """Run the steps from `start` to `end` on `value`. Skip a view whose input has another size than in the recorded
+        run."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
         now = ChainMap({start: value}, values, self.program.values)
         for step in self.between(start, end):

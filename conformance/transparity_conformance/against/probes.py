@@ -77,9 +77,9 @@ class Source:
     draw: Callable[[int, int, int], Inputs]
     """A function of a length, a batch size and a seed that returns inputs. Masks in these inputs hide no position."""
     longest: int
-    """The length of the longest text to draw, which the model accepts."""
+    """The largest length of a text that the model accepts."""
     is_text: bool
-    """Whether `draw` can return texts of any length up to `longest`. Other inputs have a fixed length."""
+    """Whether `draw` returns texts, of any length up to `longest`. Images and audio have a fixed length."""
     accepts: Callable[[Inputs], bool] = lambda inputs: False
     """A function of inputs that returns whether the model runs on them."""
 
@@ -87,8 +87,8 @@ class Source:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
 
     def of_text(self) -> Source | None:
-        """Return a source of the same texts without their images or audio. Return None if the texts have neither, or if
-        the model does not run without them."""
+        """Return a source of the same texts without their images or audio. Return None if the texts have no images or
+        audio, or if the model does not run on only text."""
         length, batch = TEXTS[0]
         if not self.is_text or is_only_text(self.draw(length, batch, 0)):
             return None
@@ -220,7 +220,8 @@ def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Remove all masks, which must hide no position, because some recurrent models refuse a mask with a cache."""
+    """Remove all masks, because some recurrent models refuse a mask together with a cache. The masks must hide no
+    position."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
@@ -264,13 +265,13 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
 def taken(
     probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
 ) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes to compare, and a message for every probe that is left out. If the port takes no mask, remove
-    masks that hide nothing. The port may have another name for the first input.
+    """Return the probes to compare, and a message for every skipped probe. If the port takes no mask, remove masks that
+    hide no position. The port may have another name for the first input.
 
-    A probe is left out if the port lacks only masks or, for inputs that the checker drew, only masks, images or audio.
-    If the port has an argument such as `images` that no probe has, no probe is left out for its images or audio. If no
-    probe would be left, and not only masks are lacking, all probes are kept. A call with a lacking input then raises an
-    error that names the input.
+    Skip a probe if the port has no argument for its mask. Also skip a probe that the checker drew if the port has no
+    argument for its images or audio. Do not skip a probe for its images or audio if the port has an argument such as
+    `images` that no probe has. Keep all probes if these rules skip every probe, and not only for masks: the port's
+    error then names the missing input.
     """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
@@ -291,9 +292,9 @@ def taken(
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is easiest to find: several rows, more than two tokens, no padding, and many
-    wrong elements. Among equally good answers, return the smallest. Two tokens are too few: matching ignores the order
-    of elements, so a reversed text of two tokens would also match."""
+    """Return the wrong answer whose cause is easiest to find. Prefer several rows, then more than two tokens, no
+    padding, many wrong elements, and a small answer. Two tokens are too few: matching ignores the order of elements, so
+    a reversed text of two tokens would also match."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

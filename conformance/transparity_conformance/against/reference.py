@@ -31,7 +31,7 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 MOST_BYTES = 1 << 28
-"""The largest size of the recorded programs in memory, and of the answers in memory. The programs of the forward passes
+"""The largest number of bytes of recorded programs to keep, and of answers to keep. The programs of the forward passes
 need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped program, the
 reference is recorded again."""
 
@@ -65,7 +65,8 @@ Call = Callable[[Any, dict[str, Any]], Any]
 
 
 class Reference:
-    """A float32 module with which a port is compared; rounding is measured in the precision `dtype`."""
+    """A float32 module with which a port is compared. The tolerance of an answer comes from the module's rounding
+    errors in `dtype`."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
@@ -107,7 +108,7 @@ class Reference:
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and a budget (tolerance) from the rounding error of a single run. This error
-        may be small by chance. If a port exceeds the budget, the caller measures the budget again with `answer`."""
+        may be small by chance: for a port that exceeds this budget, call `answer`, which uses several runs."""
         if (found := self._near.get(id(inputs))) is None:
             answer = self.truth(inputs)
             budget = self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
@@ -188,7 +189,8 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return values of the other required arguments. Turn off the key/value cache, because it adds operations."""
+        """Return values for the required arguments that are not inputs. Turn off the key/value cache, which adds
+        operations."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
@@ -215,14 +217,14 @@ class Reference:
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the implementations of experts that can be recorded, or one empty name. `eager` is a loop, as in many
-        ports. In `batched_mm`, no shape depends on the routing."""
+        """Return the names of the implementations of experts to record; one empty name if the model has no such choice.
+        `eager` loops over the experts, as many ports do. In `batched_mm`, no shape depends on the routing."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return a mask that is true where the answer is compared. Return None for a pooled answer, and if no position
-        is padding."""
+        """Return a mask of the answer's elements to compare. Return None, to compare all elements, for a pooled answer
+        and without padding."""
         if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
@@ -318,8 +320,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps.
-    The constant may be a power with a rounded exponent, such as a rotary frequency."""
+    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps,
+    because x may be a power with a rounded exponent."""
     import torch
 
     if not value.is_floating_point():

@@ -42,15 +42,17 @@ SIMPLE: tuple[Maker, ...] = (
 )
 
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
-"""Functions that yield edits of constant tables. These edits are tried first, because few steps read such a table."""
+"""Functions that yield edits of constant tables. The search tries these edits first, because few steps read a constant
+table."""
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
-"""Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
+"""Functions that yield many edits per step, or edits with numbers that are fitted to the port. The search tries these
+edits last."""
 
 LAG = 2
-"""The search tries the edits in `LATER` at a group of steps this number of rounds after the edits in `SIMPLE`. The
-search ends at once after a simple edit with which the answers agree. Otherwise, after the first explanation that is not
-denied, the search continues for this number of rounds."""
+"""At each group of steps, the search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. The
+search ends when a simple edit makes the answers agree. After any other explanation that is not denied, the search
+continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
@@ -60,7 +62,7 @@ MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""
 
 SHARE = 0.25
-"""The share of the remaining work that one search may use. The first search may use 3 units of the module `work`. In 12
+"""The share of the remaining work that one search may use; for the first search, 3 units (see the module `work`). In 12
 comparisons of wrong ports, searches that found an edit used at most 1.3 units."""
 
 TRIES = 8
@@ -76,12 +78,13 @@ class Explanation:
     """The number of steps in the edited segment, not counting views; 1 if the edit changes no single segment."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the value that the edit replaces, but does not use it for its answer."""
+    """Whether the port computes the value that the edit replaces, although the port's answer does not depend on this
+    value."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key: first `worth`, then simple edits, short segments, operations other than views, many edited
-        steps, and whole expressions."""
+        """Return a sort key, which starts with `worth`. Then the key prefers simple edits, short segments, operations
+        other than views, many edited steps, and whole expressions."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -137,7 +140,7 @@ class EditSearch:
                 if further > LAG or is_found:
                     break
         if best:
-            self.clock.reserve(left)  # so that the last of many faults is searched as far as the first
+            self.clock.reserve(left)  # the search for a later fault may use as much work
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
@@ -269,8 +272,8 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit of all steps of a line explains values of the port. An edit of one step may be too
-        little: a port may rotate neither queries nor keys, or it may swap two tables."""
+        """Return whether an edit of all steps of a line explains values of the port. The edit of a single step may
+        explain no value: a port may rotate neither queries nor keys, or it may swap two tables."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -279,7 +282,8 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """If the port may leave out the segment that ends at a step, return all runs of the step's line; else []."""
+        """Return all runs of a step's line if the port may leave out the segment that ends at the step; otherwise
+        []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -318,8 +322,8 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result has the elements and shape of an operation's result, in another order. If there
-        is no such step, return None."""
+        """Return the step whose result has the shape and the elements of an operation's result, but in another order,
+        or None."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

@@ -35,13 +35,14 @@ class Proof:
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of logits with the right shape over all probes, or None if they are right."""
+        """Return the largest divergence of logits with the right shape over all probes, or None if these logits are
+        right."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits, divided by the budget; 0 if no logit exceeds the budget, and
-        infinity for a wrong shape."""
+        """Return the largest difference of the logits, divided by the budget. Return 0 if no difference exceeds the
+        budget, and infinity for a wrong shape."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)

@@ -82,7 +82,6 @@ class _Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record each PyTorch function that is called within the context."""
         from torch.overrides import TorchFunctionMode
 
         recorder = self

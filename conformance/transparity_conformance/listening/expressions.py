@@ -13,8 +13,8 @@ from typing import Any, Literal
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
 """The names of hooks: functions that `listening` in numpy.py adds to Python's builtins.
 
-The rewritten code passes each value to the hook `VALUE`, and each operand to `OPERAND`. Both return their argument
-unchanged. After each assignment into an array, the rewritten code calls `WROTE`.
+The rewritten code passes each value to the hook `VALUE`, and each operand to `OPERAND`. Both hooks return their
+argument unchanged. After each assignment into an array, the rewritten code calls `WROTE`.
 """
 
 GENERATED = "__transparity_generated__"

@@ -1,12 +1,13 @@
 """Record each primitive that JAX runs, in Flax, Equinox and plain functions.
 
-The recording disables `jit`, so JAX runs one primitive at a time, and a port that uses `jit` may round differently.
-`scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs
-equation by equation. The record contains each equation with the line that JAX traced.
+The recording disables `jit`, so JAX runs one primitive at a time. A port that uses `jit` may therefore round
+differently than without the recording. `scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a
+function under `checkpoint` runs equation by equation. The record contains each equation with the line that JAX traced.
 
-Integers and bools are recorded only on request. If they are left out, the operations before them count as inputs of
-later operations. The record does not contain other threads, programs compiled earlier, arrays on other machines, and
-parameters that are only sliced, reshaped or cast. For a loop within `checkpoint`, the record contains only the results.
+Integers and bools are recorded only on request. Otherwise, the inputs of an integer array become inputs of the
+operations that read the array. The record contains no operations of other threads or of programs compiled earlier. The
+record also contains no arrays on other machines, and no parameters that are only sliced, reshaped or cast. For a loop
+within `checkpoint`, the record contains only the results.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
+"""Primitives that only copy, cast or rearrange their inputs. The record leaves out these primitives if the input is a
+parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
 """Primitives that wrap a function. The record contains the primitives of this function instead."""

@@ -2,11 +2,11 @@
 
 NumPy has no hook for all operations, and `np.asarray` would drop a subclass of `ndarray`. A first call therefore finds
 the port's functions. During a second call, these functions have rewritten code, which reports the value of each
-expression (`expressions`).
+expression (see `expressions`).
 
 If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
-request. If they are left out, the operations before them count as inputs of later operations. The following are not
-recorded:
+request. Otherwise, the inputs of an integer array become inputs of the operations that read the array. The following
+are not recorded:
 
 - compiled functions, and functions without source text
 - other threads
@@ -34,7 +34,8 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
+"""Functions that only copy, cast or rearrange their inputs. The record leaves out these functions if the input is a
+parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -46,7 +47,7 @@ KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
 """Types of functions whose `__name__` Python or NumPy defines, so that reading the name runs no code of the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types that contain no array. The hooks skip them early, to save time in Python loops."""
+"""Types that contain no array. The hooks skip values of these types early, to save time in Python loops."""
 
 LONGEST_LIST = 256
 """Longer lists are not searched for arrays, because they usually contain tokens."""

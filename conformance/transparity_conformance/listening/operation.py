@@ -59,9 +59,9 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results. Leave out the lines on the stack of each operation in `others` with
-        the same name and innermost expression. Return the innermost remaining line of this operation's stack. If none
-        remains, return the line that calls the function if several lines call it, otherwise the operation's own line.
+        `others` are operations with right results; only those with this operation's name and innermost expression
+        count. Return the innermost line of this operation's stack that is on no stack of `others`. Without such a line,
+        return the innermost line at which the stacks of `others` differ, or else the operation's own line.
         """
         same = (each for each in others if each.name == self.name and each.stack)
         alike = [each.stack for each in same if each.stack[0].is_at(self.source)]
@@ -154,7 +154,8 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package of a file; None for files of Python or of this package, and "" for others."""
+    """Return the installed package of a file; None for files of Python or of this package, and "" for all other
+    files."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:

@@ -32,7 +32,8 @@ from transparity_conformance.listening.pytorch import (
 _SOURCES = Sources()
 
 Values = MutableMapping[int, Any]
-"""Values by index. A `ChainMap` stores only new values, and looks up all other values in an earlier mapping."""
+"""The values of a program, by index. A `ChainMap` stores only new values, and looks up all other values in an earlier
+mapping."""
 
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
 """Operations that multiply matrices. The matrices are the last two operands."""
@@ -243,7 +244,7 @@ class Program:
 
 
 def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:
-    """Record a call of a PyTorch module. The tensors of the module and the `inputs` must be in float64.
+    """Record a call of a PyTorch module. All floating-point tensors, of the module and in `inputs`, must be in float64.
 
     Args:
         model: the module; its parameters and submodules name the program's values and steps.
@@ -427,7 +428,6 @@ class Recorder:
         return self.count - 1
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, and add it to the program."""
         import torch
 
         inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))

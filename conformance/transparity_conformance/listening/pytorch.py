@@ -3,10 +3,10 @@
 For a composite operation, the record contains the operations that it calls; for example, `linear` calls `addmm`. For
 fused attention, the recorder also computes the scores and weights, in float64. Each output of an operation is recorded
 separately. During the recording, compiled modules run eagerly, and layers of `nn.Transformer` do not use their fast
-path. Both may change rounding.
+path, so rounding may differ.
 
-Integers and bools are recorded only on request. If they are left out, the operations before them count as inputs of
-later operations. The following are not recorded:
+Integers and bools are recorded only on request. Otherwise, the inputs of an integer tensor become inputs of the
+operations that read the tensor. The following are not recorded:
 
 - other threads
 - views of parameters

@@ -33,7 +33,8 @@ class Region:
 
 @dataclass
 class _Memory:
-    """The memory of one owner: the operations that computed each part, and the last operation that wrote into it."""
+    """The memory of one owner: the operations that computed each part, and the last operation that wrote into the
+    memory."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
@@ -44,12 +45,9 @@ class _Memory:
 
 
 class Record:
-    """The operations of a run.
-
-    Integers and bools are left out unless `whole_numbers` is set. Values are also left out if all values together would
-    exceed `largest` bytes. If an operation reads a value that is left out, the inputs of this value become inputs of
-    the operation.
-    """
+    """The operations of a run. Integers and bools are left out unless `whole_numbers` is set. Values are also left out
+    if all values together would exceed `largest` bytes. If an operation reads a value that is left out, the inputs of
+    this value become inputs of the operation."""
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
         self.whole_numbers = whole_numbers
@@ -95,7 +93,8 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return its index. If the value is left out, return the indices of its inputs."""
+        """Record a value, and return a tuple of its index. If the value is left out, return the indices of its
+        inputs."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -105,7 +104,6 @@ class Record:
         return (len(self.operations) - 1,)
 
     def put(self, place: Region, origins: Origins) -> None:
-        """Store which operations created an array."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts[place.geometry] = origins
         if not memory.written:

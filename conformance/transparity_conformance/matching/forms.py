@@ -30,7 +30,8 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack loops. `tokens` contains (batch, length) of each input, and `heads` possible numbers of heads."""
+    """Stack the results of each loop's iterations. `tokens` contains (batch, length) of each input, and `heads`
+    possible numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -148,9 +149,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, in which each masked score is replaced by the score before the mask. If the port
-    scales the scores after the mask, or adds a position bias with the mask, the inserted scores are also scaled or
-    biased."""
+    """Return an operation's scores, with each masked score replaced by the score before the mask. If the port scales
+    the scores after the mask, or adds a position bias with the mask, the inserted scores are also scaled or biased."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
@@ -161,7 +161,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """If a port adds a position bias only together with the mask, remove the mask from these scores."""
+    """Remove the mask from scores to which the port adds a position bias only together with the mask."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)

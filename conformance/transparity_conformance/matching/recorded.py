@@ -26,7 +26,8 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """The index of each feature of the reference in the port; empty if both have the same order."""
+    """The index of each feature of the reference in the port; empty if the port stores the features in the same
+    order."""
 
     @property
     def is_in_order(self) -> bool:
@@ -199,7 +200,8 @@ class Recorded:
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of values that have the elements of `ours` in any order, if any of these is finite."""
+        """Yield the `indices` of values that have the elements of `ours` in any order. Yield none if no element is
+        finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
@@ -212,7 +214,8 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after `after` that `may_be` accepts. A later match must halve the distance."""
+        """Return the nearest match after `after` that `may_be` accepts. A later match replaces an earlier match only if
+        it is less than half as far from `ours`."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):

@@ -28,7 +28,7 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class At:
-    """A step of a program, as the position of an edit."""
+    """A step of a program that an edit may change."""
 
     program: Program
     flow: DataFlow
@@ -43,9 +43,9 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which consecutive segments start, last segment first. If a segment has no start, return
-        None. The last segment ends at this step. For a count n, the segment starts at the nth value that `starts`
-        yields for its end."""
+        """Return the starts of consecutive segments, last segment first; the last segment ends at this step. For each
+        count n, the start is the nth dominator that `starts` yields for the segment's end. Return None if a segment's
+        end has fewer dominators."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -71,10 +71,11 @@ class At:
         return lambda values: self.fitting(change(self.step.result(values)))
 
     def fitting(self, made: Any) -> Any:
-        """Return `made` in the shape of the step's result. Raise `ValueError` if its size or kind differs."""
+        """Return `made` in the shape of the step's result. Raise `ValueError` if the shapes cannot match, or if only
+        one of the two is floating-point."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
-            raise ValueError("the edit changes the shape or the kind of the step's result")
+            raise ValueError("the edit changes the shape or the type of the step's result")
         return made
 
 
@@ -97,7 +98,8 @@ class Edit:
     rank: int = 0
     """The complexity of the edit. If several edits are equally good, the report names the edit with the lowest rank."""
     behind: tuple[int, ...] = ()
-    """The counts of the changed segments for `At.behind`; empty if the edit changes a single step."""
+    """If the edit changes segments, the counts with which `At.behind` finds them; empty if the edit changes a single
+    step."""
     is_everywhere: bool = False
     """Whether the edit changes all steps to which it applies, rather than only steps of the same line."""
     wider: tuple[Edit, ...] = ()
@@ -208,7 +210,8 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their source expression; name the operations if this expression runs more steps."""
+    """Describe consecutive steps by their source expression. If the expression also runs other steps, name the
+    operations, too."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -238,7 +241,8 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Follow views back from the value `index`; return the first other value. With `in_order`, skip no reordering."""
+    """Follow views back from the value `index`, and return the first value that is not the result of a view. With
+    `in_order`, stop at a view that changes the order or the number of elements."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -255,7 +259,8 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """If an argument is a parameter, an input, a constant, or a view of one, return its index; otherwise, return -1."""
+    """If an argument is a parameter, an input, a constant, or a view of such a value, return the value's index;
+    otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

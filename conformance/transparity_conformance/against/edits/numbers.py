@@ -126,8 +126,8 @@ PLACES: dict[str, Callable[[int, int], int]] = {
     "one place later": lambda first, spare: first + 1,
     "one place earlier": lambda first, spare: first - 1,
 }
-"""Wrong slices with the right length: a description, and a function that returns the wrong first element. The function
-receives the right first element, and the number of elements that the slice leaves out."""
+"""Wrong slices with the right length: a description, and a function that returns the wrong start. The function takes
+the right start, and the number of elements outside the slice."""
 
 
 def _slices(at: At) -> Iterator[Edit]:
@@ -140,14 +140,15 @@ def _slices(at: At) -> Iterator[Edit]:
 
 
 def _first_of(at: At) -> int:
-    """Return the first element of a slice. A negative start counts from the end, as in Python."""
+    """Return the index of a slice's first element. A negative start counts from the end, as in Python."""
     _, axis, first, *_ = at.step.args
     whole = at.program.values[at.step.inputs[0]].shape[axis]
     return max(first + whole, 0) if first < 0 else int(first)
 
 
 def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
-    """Return a change that slices as many elements from another start; None without another valid start."""
+    """Return a change that takes a slice of the same length from another start. Return None if this start is the right
+    start, or is out of range."""
     axis, first = at.step.args[1], _first_of(at)
     whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
     new = place(first, whole - size)
@@ -176,7 +177,8 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """If the port has a rounded value of a result's size, yield edits that round the result, or also the operands."""
+    """Yield edits that round a result, or a result and its operands. Yield none if the port has no rounded value of the
+    result's size."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:

@@ -81,7 +81,8 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether a value is the result at this position, in any run of the same instruction or line."""
+        """Return whether any run of the instruction, or of its line, computes the value `index` as the result at this
+        position."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
@@ -96,7 +97,8 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return the edit that swaps two results of equal shape wherever they are used; return no edit for other values."""
+    """Return an edit that swaps two results wherever steps use them. Return no edit if the shapes differ, or if a value
+    is not a step's result."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
@@ -163,7 +165,7 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Groups of operations that take the same arguments, so that programmers confuse them."""
+"""Groups of operations with the same arguments, which programmers may confuse."""
 
 INVERSE = {"add": "sub", "mul": "div"}
 """For each commutative operation, its inverse, which is not commutative."""

@@ -28,7 +28,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The largest count (see `At.behind`), which limits the length of a segment."""
+"""The number of nearest dominators of a value at which a segment may start."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -106,7 +106,7 @@ def _other_way_round(later: str, earlier: str) -> str:
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that swap a step with the segment that computes one of its operands. For example, the port adds a
-    residual before a norm, and the reference adds it after the norm."""
+    residual before a norm, and the reference after the norm."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -162,7 +162,8 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to the result of this step, as the reference does only in another layer."""
+    """Yield edits that apply a segment to the result of this step. The reference applies this segment only in another
+    layer."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return
@@ -179,8 +180,8 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the step's result in other layers, if other instructions read the result there than in this layer. For
-    layers with the same readers, yield only the first result."""
+    """For each other layer, yield the result of the same instruction, if other instructions read the result than in
+    this layer. For layers with the same readers, yield only the first result."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:
@@ -193,7 +194,8 @@ def _uses(program: Program, step: Step) -> set[Hashable]:
 
 
 def _as_elsewhere(at: At, end: Hashable) -> Change | None:
-    """Return a change that also applies a segment, which in another layer leads from this step to the line `end`."""
+    """Return a change that also applies a segment to this step's result. In another layer, this segment leads from the
+    same instruction to the line `end`."""
     program, flow = at.program, at.flow
     ends = [program.steps[number].output for number in program.lines.get(end, ())]
     pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in flow.behind(last))

@@ -55,7 +55,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A recorder that turns constant tensors without axes back into numbers, because the source code has numbers."""
+    """A recorder that turns constant tensors without axes back into Python numbers, as in the source code."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":

@@ -28,7 +28,7 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Visit and return an object. If it is a container whose arrays are replaced, return a copy."""
+        """Visit an object and return it. For a container whose arrays are replaced, return a copy."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:

@@ -21,8 +21,8 @@ from transparity_conformance.running.inputs import answer_in, arrays, framework_
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
     """Return a `Reference` for a module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair
-    (function, parameters). A pair's function is called with its parameters first. Raise `TransparityError` for an
-    object that cannot be called."""
+    (function, parameters). The function of a pair takes the parameters as its first argument. Raise `TransparityError`
+    for an object that cannot be called."""
     if is_instance(made, "torch.nn", "Module"):
         return Reference(name, made.float(), dtype)
     if is_instance(made, "flax.linen", "Module"):
@@ -38,7 +38,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
 
 
 class TracedReference(Reference):
-    """A callable in PyTorch, JAX or NumPy. Its operations are recorded, and its inputs are keyword arguments."""
+    """A callable in PyTorch, JAX or NumPy that takes its inputs as keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others = name, model, dtype, 0

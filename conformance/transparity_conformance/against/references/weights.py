@@ -1,7 +1,8 @@
 """Find the port's tensor for each tensor of the reference, if the tensors have different names.
 
-The search tries several choices: it loads the reference's weights into the port, and compares the values that both
-implementations compute. A choice may be a part of a fused tensor, or several tensors that the reference fuses.
+A choice for a tensor is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses.
+For each choice, the search loads the reference's weights into the port, and compares the values that both
+implementations compute.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of a tensor, into which the reference's numbers are loaded."""
+    """A tensor of the port, or a part of a tensor, into which the search loads numbers of the reference."""
 
     name: str
     is_transposed: bool = False
     axis: int = 0
     part: tuple[int, int] | None = None
-    """The first row or column of the part, and the end of the part; None for the whole tensor."""
+    """The part's range of rows or columns, as (start, end); None for the whole tensor."""
 
     def of(self, values: Tensors) -> np.ndarray:
         """Return a view of this tensor or part in the reference's order of axes, given the port's tensors by name."""
@@ -56,14 +57,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Choice:
-    """The places of the port that, joined along an axis, form a tensor of the reference."""
+    """One or more places in the port that, joined along an axis, form a tensor of the reference."""
 
     places: tuple[Place, ...]
     axis: int = 0
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """Return the module of each place, and the number of the part."""
+        """Return the module of each place, and the number of the part in the place's tensor."""
         parts = ((each.name, each.part or (0, 1)) for each in self.places)
         return tuple((name.rpartition(".")[0], start // (end - start)) for name, (start, end) in parts)
 
@@ -83,7 +84,7 @@ Choices = dict[str, Choice]
 @dataclass(frozen=True)
 class Paired:
     choices: Choices
-    """For each tensor of the reference, the port's tensors into which it is loaded."""
+    """For each tensor of the reference, the port's tensors into which the search loads the numbers."""
     confirmed: frozenset[str] = frozenset()
     """The reference's tensors whose choice is confirmed, because the port computes the same values."""
 
@@ -134,8 +135,8 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Return the reference's tensors that share a fused tensor whose parts differ in size, each with the fused tensor.
-    Another order of these parts would be another choice."""
+    """Map each tensor of the reference to its fused tensor, if the fused tensor's parts differ in size. Another order
+    of such parts is a different choice, so the search must confirm the order."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
@@ -165,7 +166,7 @@ class _Search:
 
     Args:
         within: the tolerance of each value.
-        known: a function that loads the reference's tensors into the port, and returns the values that it computes.
+        known: a function that loads the reference's tensors into the port, and returns the port's values.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class _Search:
         self.spare = {name: each.shape for name, each in port.items() if tuple(sorted(each.shape)) in spare}
         self.lacking = {name: each.shape for name, each in theirs.items() if tuple(sorted(each.shape)) in lacking}
         self.beside: dict[str, list[str]] = {}
-        """The names in `lacking`, by module."""
+        """The names of the tensors in `lacking`, by module."""
         for name in self.lacking:
             self.beside.setdefault(_module(name), []).append(name)
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
@@ -274,7 +275,8 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Add the first free choice of each missing tensor. Leave out tensors whose choices are not free."""
+        """Extend `choices` by the first free choice of each other tensor. A choice is free if it overlaps no earlier
+        choice. Leave out tensors without a free choice."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
         for name in [*choices, *(each for each in self.theirs if each not in choices)]:
             for choice in [choices[name]] if name in choices else self.choices[name]:
@@ -286,9 +288,9 @@ class _Search:
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
-        """Return `now` with the choices `wanted`. Tensors in conflict with `wanted` get their first free choices. If
-        one has none, all tensors except `wanted` and `fixed` tensors get their first free choices. Return None if that
-        fails, too, or if a `fixed` tensor is in conflict."""
+        """Return `now` with the choices `wanted`. A tensor whose choice overlaps `wanted` gets its first free choice.
+        If a tensor has no free choice, choose again for all tensors except those in `wanted` and `fixed`. Return None
+        if a tensor still has no free choice, or if `wanted` overlaps the choice of a `fixed` tensor."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:
@@ -299,8 +301,8 @@ class _Search:
         return None
 
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
-        """Yield other choices for the steps before a step, together with steps that have a common operand. For example,
-        the guess may have confused the gate and the up projection of a feed-forward."""
+        """Yield other choices for the tensors of the steps before `step`. Steps with a common operand may swap choices:
+        for example, the guess may have confused a feed-forward's gate and up projection."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}
@@ -350,7 +352,8 @@ class _Search:
                 yield found
 
     def _as_in_other_layers(self, now: Choices, confirmed: Collection[str]) -> Choices:
-        """Choose for each unconfirmed tensor as in another layer, in which the tensor of the same role is confirmed."""
+        """For each unconfirmed tensor, repeat the choice of another layer, if the tensor with the same role is
+        confirmed there."""
         for name in [each for each in now if each not in confirmed]:
             for known in confirmed:
                 ours, theirs = NUMBER.findall(name), NUMBER.findall(known)

@@ -73,8 +73,8 @@ def _decoded(fields: dict[str, Any]) -> Any:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the class `model_class` or, by default, the class that the configuration names. If it names no class,
-    return the class in the first table of `AUTO` that contains the model type."""
+    """Return the class `model_class` or, by default, the class that the configuration names. If the configuration names
+    no class, return the class in the first table of `AUTO` that contains the model type."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))

@@ -41,7 +41,8 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""For each kind of field, a regular expression for names. A field has the first kind that matches its name."""
+"""For each kind of field, a regular expression for names. A field has the first kind whose expression matches the
+field's name."""
 
 MOST = {
     "vocabulary": 131,

@@ -28,7 +28,7 @@ SAMPLES, FIRST, LAST = 4000, 3, 111
 """The number of samples of raw audio, and the range of token ids."""
 
 EDGE = 32
-"""The width and height of a page. Boxes of words are given in whole numbers, or in fractions of the page."""
+"""The width and height of a page with text. Models take the boxes of words as integers, or as fractions of the page."""
 
 MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 """The inputs that are images, videos or audio."""
@@ -37,9 +37,9 @@ MAIN = ("input_ids", *MEDIA, "inputs")
 
 
 def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return random arrays by name that the model accepts, the main input first. Several layouts are tried until the
-    model runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. If the model takes a mask,
-    the last two tokens of the last row are padding."""
+    """Return random arrays by name that the model accepts, the main input first. Try several layouts until the model
+    runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. If the model takes a mask, the
+    last two tokens of the last row are padding."""
     failure: Exception = TypeError(f"The {type(model).__name__} accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):

@@ -131,7 +131,8 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that is a multiple of all head counts, and differs from the widths of other configurations."""
+        """Return a width, at most the original, that is a multiple of the small head counts and differs from other
+        small widths."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -163,7 +164,8 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages. The model still returns as many stages as before."""
+        """If each layer is a stage, shorten the list of stages. Keep the number of stages whose outputs the model
+        returns."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -247,8 +249,8 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of rotary positions in effect. If texts are scaled only beyond some length, lower this
-        length, so that short texts are scaled, too."""
+        """Keep the scaling of rotary positions in effect. If positions are scaled only in texts beyond some length,
+        lower this length, so that short texts are scaled, too."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -263,7 +265,8 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Map each head count of a configuration to a small head count. Keep the proportions, and keep a single head."""
+    """Map each head count of a configuration to a small head count. Keep the proportions if possible, and keep a single
+    head."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

@@ -55,8 +55,8 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare answers for other lengths, batches and image sizes. If an answer is wrong, find the smallest wrong
-    length. If the port raises an exception for a size, this size counts as untested."""
+    """Compare answers for other lengths, batches and image sizes. If an answer is wrong, search for the smallest wrong
+    length. If no answer is wrong, each size for which the port raises an exception counts as untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -151,7 +151,8 @@ STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps. Skip inputs for which the reference's steps differ from its forward pass."""
+    """Compare the logits of cached steps. Skip inputs for which the reference's cached steps differ from its forward
+    pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -167,7 +168,8 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the first inputs that the port accepts, and for which the reference's steps equal its forward pass."""
+    """Compare the first inputs that the port accepts, if the reference's cached steps equal its forward pass on these
+    inputs."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():
@@ -278,8 +280,8 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Add random labels. Ignore labels at and after padding, some random labels, and half of the first row. Then a mean
-    over rows differs from a mean over labels."""
+    """Add random labels. Ignore labels at and after padding, some random labels, and half of the first row. With half
+    of a row ignored, a mean over rows differs from a mean over labels."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])

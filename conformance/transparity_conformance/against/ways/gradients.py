@@ -146,7 +146,8 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
 
 
 class Place:
-    """The place of a mistake: the port's last value with a wrong gradient, and the function that reads this value."""
+    """A search for the function at which the backward pass becomes wrong: the reader of the port's last value with a
+    wrong gradient."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port
@@ -182,7 +183,8 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the port's line, the reference's line, and a cause if a function of the port passes on no gradient."""
+        """Return the port's line and the reference's line. If no gradient passes through a function of the port, also
+        return a cause."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()

@@ -111,7 +111,7 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare the answers of both implementations in one kind of call; return a claim, and a fault if they differ.
+    """Compare the answers of both implementations in one kind of call. The result contains a fault for each difference.
     `reference` is the result of `way.reference`. `shorten` returns shorter inputs for a wrong answer; if the answer
     stays wrong, the report describes the shorter call."""
     if not probes:

@@ -1,4 +1,5 @@
 """Find the adapter of a model, whose parameters may have any names.
 
-The search records one run of the model. Then it finds the tensor of each parameter, in the order of the forward pass.
+The search records one run of the model. Then the search finds the tensor of each parameter, in the order of the forward
+pass.
 """

@@ -30,8 +30,8 @@ MIDDLE, SPREAD = 0.6, 0.3
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw random numbers for tensors. Matrices are scaled by their smaller side, because it is unknown which is the
-    input."""
+    """Draw random numbers for tensors. Divide a matrix by the square root of its smaller side, because either side may
+    be the input."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -83,11 +83,11 @@ class Adapted:
 def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None) -> Adapted:
     """Find the adapter of a port.
 
-    Then use the adapter to write random weights into the port, and compare its logits with the reference's logits.
+    Then write random weights into the port through the adapter, and compare the port's logits with the reference's.
 
     Args:
         make: a module class, or a function that returns a module, called as `Model()` or `Model(config)`; or a function
-            `build(config, parameters)`. For `build`, also check into which tensors it loads the parameters.
+            `build(config, parameters)`. For `build`, also check the tensors into which `build` loads the parameters.
         budget: the largest processor time of the search, in seconds.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
@@ -104,8 +104,8 @@ def adapt_model(
     budget: float | None = None,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of a model that is already built (see `adapt`). `given` are the parameters that its loader
-    received."""
+    """Find the adapter of a model that is already built (see `adapt`). `given` contains the parameters that the model's
+    loader received."""
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
     tensors = model.tensors()
@@ -130,7 +130,8 @@ def adapt_model(
 
 
 def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """Compare a model with the reference; the adapter writes the weights of the probes into the model's `tensors`."""
+    """Compare a model with the reference, after writing the probes' weights into the model's `tensors` through the
+    adapter."""
 
     def answer(probe: Probe) -> np.ndarray:
         model.assign(adapter.tensors(probe.config, probe.parameters, tensors))

@@ -70,10 +70,8 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield two groups of tensors that may contain the parameters of `ours`, a parameter or an activation.
-
-        The first group has the layer's number in its names; the second has all tensors with unused elements.
-        """
+        """Yield two groups of tensors that may contain the parameter `ours`, or the parameters of the activation
+        `ours`. The first group has the layer's number in its names; the second has all tensors with unused elements."""
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
         near = [name for name in left if not place or place[1] in map(int, NUMBER.findall(name))]
@@ -95,7 +93,7 @@ class Pool:
 
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""Matches the step that views a convolution kernel as a matrix or a vector, before rows are selected."""
+"""A pattern of the step that views a convolution kernel as a matrix or a vector, before other steps select rows."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -104,8 +102,8 @@ def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
     """Yield every combination of adapter lines that may select the parameters of `place`. `config` enables all biases,
-    and `pools` are groups of tensors with unused elements, the most likely group first. `is_right` returns whether the
-    reference computes the port's value of an activation with the parameters from given lines."""
+    and `pools` are groups of tensors with unused elements, the most likely group first. `is_right(lines, tap)` returns
+    whether the reference, with parameters from `lines`, computes a value of the port for `tap`."""
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]
@@ -122,7 +120,8 @@ def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append steps that reorder the rows of a query, a key or a norm's gain for rotary positions."""
+    """Append `steps`, which reorder the rows of a query, a key or a norm's gain for rotary positions, to the line
+    `text`."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")

@@ -72,7 +72,7 @@ def _block(number: int, size: str) -> str:
 
 
 def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
-    """Return the possible places of a linear map's rows in a weight or bias, the simplest first."""
+    """Return the possible selections of a linear map's rows from a weight or bias of the port, the simplest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
@@ -140,8 +140,8 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the possible places of a recurrence's rows: their own tensor, or a fused tensor. A fused tensor has the
-    rows of several maps: one map after another, or grouped by key heads."""
+    """Return the possible selections of a recurrence's rows: from a separate tensor, or from a fused tensor. A fused
+    tensor has the rows of several maps: one map after another, or grouped by key heads."""
     # G: key heads, R: value heads, S and V: width of a key head and of a value head
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")

@@ -57,9 +57,9 @@ class Misplaced:
 def misplaced(
     right: Lines, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that the port's loader stores in one place, but the model reads from another place. `right`
-    has the line from which the model reads each parameter, `parameters` what the loader received, and `tensors` the
-    loaded tensors. Return an empty list if the port has not loaded the parameters."""
+    """Return the parameters that the port's loader stores in other elements of `tensors` than the model reads. `right`
+    maps each parameter to the line that the model reads, and `parameters` contains the values that the loader received.
+    Return an empty list if the port has not loaded the parameters."""
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
     read = {name: line for name, line in right.items() if line != ABSENT}
     wrong = {name: line for name, line in read.items() if not _contains(line, parameters[name], pool)}

@@ -13,8 +13,8 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""Activations that linear maps of equal shape compute from the same input. For each, the later activation that shows
-whether two of the maps are swapped."""
+"""Activations that linear maps of equal shape compute from the same input. Each activation has a later activation that
+shows whether two of these maps are swapped."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that must be matched together, because no earlier activation distinguishes them."""
+    """Parameters that the search matches together, because no earlier activation distinguishes the parameters."""
 
     maps: tuple[Map, ...]
     tap: str
@@ -63,8 +63,9 @@ def places_of(probe: Probe) -> Iterator[Place]:
 
 
 def _first_taps(probe: Probe, ours: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
-    """Yield each parameter with the first activation that depends on the parameter. Only the first layer of each kind
-    is perturbed, because the other layers are alike. `ours` contains the activations of the probe."""
+    """Yield each parameter with the first activation that depends on the parameter. Perturb only the first layer of
+    each kind, because the other layers of the kind have the same data flow. `ours` contains the activations of the
+    probe."""
     known: dict[tuple[str, str], str | None] = {}
     for name in (name for name in probe.parameters if ".experts." not in name):
         stack, layer, _ = in_layer(name) or ("", 0, "")

@@ -1,10 +1,10 @@
 """Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
 
 The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
-time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. The
-right layout is the one with which the reference's activation is among the port's values. Matched parameters stay fixed
-for later groups, so each layout of each group needs only one run. If no layout is right, the search adds known faults
-to the reference, so that wrong ports are matched, too.
+time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. With the
+right tensors and layout, the reference's activation is among the port's values. Matched parameters stay fixed for later
+groups, so each layout of each group needs only one run. If no layout is right, the search adds known faults to the
+reference, so that wrong ports are matched, too.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ SCORES = ("scores", "weights", "scores in order")
 class FoundAdapter:
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
-    """Lines of biases that must be 0, because only the port has them."""
+    """Lines of biases that only the port has; these biases must be 0."""
     unused: tuple[str, ...] = ()
     """Tensors with at least one element that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each parameter that was not found, all lines that select an array of its shape."""
+    """For each parameter that the search did not find, the lines that select unused elements, as many as the parameter
+    has."""
     lost_at: str | None = None
     """The first activation for which no match was found; None if the search succeeded."""
     faults: tuple[Hypothesis, ...] = ()
@@ -69,8 +70,8 @@ class FoundAdapter:
 def search(
     config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
-    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` are one row without
-    padding, and `candidates` all values that the port computed from this row, the output last."""
+    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` contains one row
+    without padding. `candidates` contains all values that the port computed from this row, the output last."""
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
     own_row = Probe("adapting", "row", "", seeker.config, probe_parameters(seeker.config), inputs)
@@ -136,15 +137,14 @@ class Reference:
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
-        """Store matched parameters, and the faults that the match requires."""
         self.known |= values
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
         """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values. For
-        scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or if
-        the index is not less than `best`."""
+        scores, return the index of the first successful comparison of `SCORES`. Return `best` if no comparison
+        succeeds, or if the index is not less than `best`."""
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
         weights = f"{tap.removesuffix('scores')}weights"
@@ -248,8 +248,8 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port to each map without one, if the reference still matches. A match without the bias does
-        not show that the port has no bias: the port may add it in a later operation."""
+        """Add the line of a bias to each map without a bias, if the reference still matches the port. A match without a
+        bias does not show that the port has no bias: the port may add the bias in a later operation."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

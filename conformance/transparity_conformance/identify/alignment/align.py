@@ -1,6 +1,7 @@
 """Align a port with the reference: find the port's operation for each tap (named activation) of the reference.
 
-Taps are found by value. If the port has a fault, later values differ, so the reference continues from the port's value.
+The alignment finds taps by their values. If the port has a fault, later values differ, so the reference continues from
+the port's value.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Return `found` with the data flow that its known faults cause, if this data flow contains all `taps`."""
+    """Return `found` with the data flow of a reference that has the known faults, if this data flow contains all
+    `taps`."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 
@@ -59,8 +61,8 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Add the fault of a newly matched tap, in every layer, with which the most values match, if it adds any.
-        Usually, a port runs the same code in every layer, so a wrong line is wrong in every layer."""
+        """If a fault explains a newly matched tap, and more values match with this fault in every layer, add the fault.
+        Among several faults, choose the fault with the most matches. Ports usually run a wrong line in every layer."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):
@@ -126,8 +128,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Correct each match whose operation does not lead to the later taps: match an operation with the same value
-        that leads to these taps. Return the taps for which there is no such operation."""
+        """If a match's operation is not on the tap's path in the data flow, match an operation on this path that has
+        the same value. Return the taps without such an operation."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

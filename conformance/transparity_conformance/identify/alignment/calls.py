@@ -39,8 +39,8 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add the line at which the first wrong step of `requests` starts to differ from the forward pass. `others` are
-    built ports with other sizes, by the `id` of their parameters."""
+    """Add the line at which the first wrong step of `requests` starts to differ from the forward pass. `others`
+    contains built ports with other sizes, by the `id` of the probe's parameters."""
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
         if fault.where != "step" or not math.isfinite(fault.error) or not asked:
@@ -58,7 +58,8 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value in the first wrong step, of a single row or else of the whole batch."""
+    """Return the line of the first wrong value in the first wrong step. Run a single row first, then the whole
+    batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -127,8 +128,8 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
-    """Return a function that finds the operations most like a given operation. They have the same name and line, and
-    the longest common part of the call stack."""
+    """Return a function that finds the operations with the same name and line as a given operation. If there are
+    several, the function returns the operations with the most common lines on the call stack."""
     by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
     for each in operations:
         for count in range(1, len(each.stack) + 1):
@@ -198,8 +199,8 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before two calls on a row without padding start to differ, or an empty string.
-    `parting` are the indices of the operations whose values differ."""
+    """Return the last right tap before the values of two calls on a row without padding start to differ, or "".
+    `parting` contains the indices of the operations whose values differ."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

@@ -47,7 +47,7 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps on which no `confirming` tap depends, neither directly nor through missing
+        """Return, in order, the missing taps that lead to no tap of `confirming`, directly or through other missing
         taps. A router's choice confirms no tap, because other scores may lead to the same choice."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
@@ -55,7 +55,7 @@ class Flow:
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
     """Determine the data flow of the reference: perturb each tap, and observe which other taps change. For a large
-    model, use a small model with the same layers, and without the `known` faults."""
+    model, perturb a small model with the same number of layers, and without the `known` faults."""
     if probe.is_large:
         known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
@@ -74,7 +74,7 @@ Matches = Mapping[str, Match]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The matches that have been found so far, and the reference's values if it continues from the matched values."""
+    """The matches found so far, and the values that the reference computes from the matched values."""
 
     probe: Probe
     port: Recorded
@@ -130,7 +130,8 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match splits features into heads as the matches of all inputs with its shape do."""
+        """Return whether `match` splits features into heads like the matches of all inputs of `tap` with the same
+        shape."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
@@ -146,7 +147,8 @@ class Found:
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
         """Return the match of `tap` with which the reference computes the most later values of the port. Return None if
-        no match gives such a value. `before` are the reference's values without the match, by default `ours`."""
+        no match makes the reference compute a later value of the port. `before` contains the reference's values without
+        the match, by default `ours`."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()

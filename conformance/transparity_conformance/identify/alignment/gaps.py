@@ -1,7 +1,7 @@
 """Find taps that no comparison of values finds: taps between two faults, and taps whose features have another order.
 
 If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
-of the right size between the known taps before and after it.
+of the right size between the nearest known taps.
 
 A port may also store the features of queries and keys in another order, which has no effect on the scores.
 """
@@ -22,8 +22,8 @@ from transparity_conformance.matching.recorded import Layout, Match, Recorded, l
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Return matches of the `lost` taps that the data flow identifies; start with the last tap. Several operations may
-    fit. Prefer the operations from which the reference computes the port's next known values."""
+    """Return matches of the `lost` taps that the data flow identifies; start with the last tap. If several operations
+    fit, prefer the operation from which the reference computes the port's next known values."""
     known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -43,8 +43,8 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[str, Match]:
-    """Return the matches from which the reference computes the port's values of the next known taps. A known tap may
-    depend on several missing taps, so combinations of matches are tried."""
+    """Return the matches from which the reference computes the port's values of the next known taps. Try combinations
+    of matches, because a known tap may depend on several missing taps."""
     ends = {tap: frozenset(found.flow.reached(tap, found.matches) & found.matches.keys()) for tap in possible}
     confirmed: dict[str, Match] = {}
     for end in dict.fromkeys(ends.values()):
@@ -100,7 +100,8 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 def further_on(found: Found, lost: str) -> Matches:
     """Return later matches for one or two inputs of `lost` with which the reference computes the port's value of
-    `lost`. For example, if a port normalizes queries and keys twice, both taps must move to the second norm."""
+    `lost`. For example, if a port normalizes queries and keys twice, both taps must match the results of the second
+    norm."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -120,8 +121,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that only `moved` taps read, and that match the same value of the port as one of their inputs.
-    For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
+    """Return the taps that only `moved` taps read, and whose match is also the match of one of their inputs. For
+    example, if a port applies a norm later than the reference, the norm's tap equals the norm's input."""
     return [
         tap
         for tap, match in found.matches.items()

@@ -1,4 +1,5 @@
-"""Find the activations (taps) that a port does not return: record all operations, and match them by value."""
+"""Find the activations (taps) that a port does not return: record all operations, and match the activations by
+value."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class AlignedCall:
     numbers: Mapping[str, int]
     """The index of the operation that computed each tap."""
     with_whole_numbers: Callable[[], Sequence[Operation]] = field(repr=False)
-    """Run the call again, and return its operations, also on integers and bools."""
+    """A function that runs the call again, and returns its operations, including operations on integers and bools."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,8 @@ def row_of(probe: Probe) -> Probe:
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of logits with the right shape over all probes, or None if they are right."""
+    """Return the largest divergence of logits with the right shape over all probes, or None if these logits are
+    right."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
@@ -110,9 +112,9 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return. Match them on `row` (by
-    default a row of the first probe); the reference has the port's `known` faults. Record a large model only on this
-    row."""
+    """Record a port whose logits are wrong, and find the taps that the port does not return. Match the taps on `row`,
+    by default a row of the first probe, with a reference that has the port's `known` faults. Record a large model only
+    on this row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):
@@ -214,7 +216,7 @@ def _call(
 
 
 def aligned_probe(probe: Probe) -> Probe:
-    """Return a probe with only the first row of `probe`, which has no padding."""
+    """Return a probe with only the first row of `probe`, and a mask that hides no position."""
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])

@@ -39,7 +39,8 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield faults with which the reference computes the port's value of `tap`, each at every tap where it can act."""
+    """Yield the faults with which the reference computes the port's value of `tap`; apply each fault at every possible
+    tap."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -87,7 +88,8 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
 
 
 class Recorded(np.ndarray):
-    """An array that records in `into` all results that are computed from it, directly or indirectly."""
+    """An array that records in `into` all floating-point results of computations with the array or with recorded
+    results."""
 
     into: list[np.ndarray]
 

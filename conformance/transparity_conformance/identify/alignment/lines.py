@@ -27,10 +27,10 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`.
+    reference, also with the faults `besides`, computes the value between the port's earlier taps and `where`.
 
-    If no value is wrong, the port may omit an operation. For a norm, or a tap that equals one of its inputs, return the
-    operation that uses the tap's value. For other taps, and if the wrong operation has no line, return the tap's
+    If no value is wrong, the port may omit an operation. Then return the operation that uses the tap's value, if the
+    tap is a norm or equals one of its inputs. Otherwise, and if the wrong operation has no line, return the tap's
     operation. `error` and `budget` determine the tolerance for rounding.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
@@ -55,7 +55,8 @@ def operation_of(
 
 
 def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) -> Operation:
-    """Return the operation `index`, or the earlier operation that makes its wrong mask or its wrong row numbers."""
+    """Return the operation `index`, or the earlier operation that makes the wrong mask or row numbers of this
+    operation."""
     operation = call.operations[index]
     is_masked, is_lookup = hides(operation.value).any(), has_wrong_rows and not operation.inputs
     if not (is_masked or is_lookup):
@@ -72,7 +73,7 @@ def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) 
 
 
 def _masks(probe: Probe) -> list[np.ndarray]:
-    """Return the reference's masks, and the parts of which ports make them: causal, windows, chunks and padding."""
+    """Return the reference's masks, and the masks that ports combine: causal, window, chunk and padding masks."""
     masks = [hides(each) for each in intermediates(probe, {}, [*probe.oracle.expected][-1]) if hides(each).any()]
     sizes = {each.sliding_window for each in probe.config.layer_kinds.values() if each.sliding_window}
     for length in lengths_of(probe.config, probe.inputs).values():
@@ -85,7 +86,8 @@ def _masks(probe: Probe) -> list[np.ndarray]:
 
 
 def _maker_of_rows(operations: Sequence[Operation], index: int) -> int:
-    """Return the operation that computes the row numbers for the lookup `index`, before they are rearranged."""
+    """Return the operation that computes the row numbers of the lookup `index`; skip operations that only rearrange the
+    numbers."""
     rows = operations[index].inputs
     while len(rows) == 1:
         index, rows = rows[0], operations[rows[0]].inputs
@@ -102,7 +104,7 @@ def _maker(operations: Sequence[Operation], index: int, masks: Sequence[np.ndarr
 
 
 def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
-    """Return whether each row of a two-valued array hides or shows the keys that a row of `mask` hides."""
+    """Return whether each (queries, keys) matrix of a two-valued array equals a matrix of `mask`, or its negation."""
     if value.ndim < 2 or value.shape[-2:] != mask.shape[-2:]:
         return False
     rows = {(row == sign).tobytes() for row in mask.reshape(-1, *mask.shape[-2:]) for sign in (True, False)}
@@ -111,8 +113,8 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
     """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
-    Return the later operation instead if the reference also uses the omitted operation's input elsewhere, or if that
-    function directly calls only the later one."""
+    Return the later neighbor if the reference also uses the omitted operation's input elsewhere, or if this function
+    directly runs only the later neighbor."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)
@@ -128,8 +130,8 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
     """Return `end` with the operations that only rearrange or select its elements, and the first operation that
-    computes new elements from them. If no operation in the port's lines does so, the last of the others takes its
-    place."""
+    computes new elements from these elements. If this operation has no line of the port, return the last rearranging
+    operation instead."""
     same = [end]
     for index in range(end + 1, len(operations)):
         inputs = operations[index].inputs
@@ -186,7 +188,7 @@ class _Right:
         self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray], is_masked: bool = True
     ) -> None:
         self.masks, self.heads, self.is_masked = masks, probes[0].config.num_heads, is_masked
-        """`is_masked` is false for scores, which no mask can change."""
+        """`is_masked` is false for taps of scores, which the reference computes before the mask."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:

@@ -61,7 +61,8 @@ def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, 
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
-    """Return the operations that directly follow a match and leave its value unchanged, up to a branch."""
+    """Return the operations that directly follow a match and leave its value unchanged, up to a value with several
+    readers."""
     found: list[Match] = []
     index, value = match.index, port.values[match.index]
     while len(users := set(port.readers.get(index, ()))) == 1:
@@ -75,7 +76,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
     """Return the first operation with the elements of `match` in the tap's order of axes, or None. In another call, two
-    axes may have the same length; in the tap's order, they cannot be confused."""
+    axes may have equal lengths; the shape identifies the axes only in the tap's order."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -146,9 +147,10 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return, for each tap, the operation from which to read the tap in another call. `moved` has the operations that
-    occur in this call (None for all). Prefer an operation in the tap's order of axes. Otherwise use a later operation
-    with the same value, because frameworks may multiply several rows by another operation."""
+    """Return, for each tap, the operation from which to read the tap in another call. The keys of `moved` are the
+    operations that occur in this call (None for all). Prefer an operation in the tap's order of axes, then the matched
+    operation, then a later operation with the same value. For several rows, a framework may run another operation than
+    for one row."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -172,7 +174,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Return, for each of the operations `indices`, a bit set of the operations among `indices` that lead to it."""
+    """Return, for each operation of `indices`, a bit set of the operations of `indices` that lead to this operation."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
@@ -196,8 +198,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. For a tap, the counterpart is the input
-    of its reader's counterpart: in a loop over experts, the sum after the last iteration."""
+    """Map operations of the aligned call to their counterparts in another call. In the other call, a tap's counterpart
+    is the input of the same reader: after a loop over experts, the last sum."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

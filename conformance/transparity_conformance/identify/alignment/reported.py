@@ -37,8 +37,8 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a line if another wrong activation of the same kind, computed by this line, has no cause. A
-    cause that explains only some of the norms that a line computes explains them by chance."""
+    """Drop the causes of a wrong activation if the same line computes another wrong activation of the same kind that
+    has no cause. A cause that explains only some of a line's norms, for example, explains them by chance."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -68,7 +68,8 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
-    """Return the largest change from `given` to `value` at each index of an axis; for heads, also of the last axis."""
+    """Return the largest change from `given` to `value` at each index of each axis. Include the last axis only for
+    arrays with heads."""
     errors = error_profile(value, given)
     if given.ndim == 4:
         last = "key" if tap.endswith((".scores", ".weights")) else "feature"
@@ -107,11 +108,9 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
 
 
 def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Source | None:
-    """Return the operation's line or, if this line also computes right taps of the same stack, a caller's line.
-
-    Weights of a single key are 1 whatever the line computes, so a tap of whole numbers is not evidence. With an
-    unexplained fault, only taps of the same layers are evidence, because the report leaves out later faults.
-    """
+    """Return the operation's line or, if this line also computes right taps of the same encoder or decoder, a caller's
+    line. A tap of whole numbers is no evidence: the attention weights of a single key are always 1. If a fault is
+    unexplained, only right taps of the same layers count, because the report leaves out later faults."""
     wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
     depth = 1 if all(fault.causes for fault in report.faults) else 3
     near = tuple(".".join([*tap.split(".")[:depth], ""]) if "." in tap else "" for tap in wrong)
@@ -124,7 +123,8 @@ def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Sour
 def _line(
     fault: Divergence, report: Report, call: AlignedCall, probe: Probe, besides: Sequence[Hypothesis] = ()
 ) -> Source | None:
-    """Return the line of a segment's first wrong value. If it also computes right values, return the caller's line."""
+    """Return the line of a segment's first wrong value. If this line also computes right values, return the caller's
+    line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     if index > call.numbers[fault.where]:
         operation = at_omission(probe, call, fault.where)
@@ -140,7 +140,8 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """Return the line with the columns of all its operations in a segment, because any of them may be wrong."""
+    """Return the line `source` with the columns of all its operations in `segment`, because any of these operations may
+    be wrong."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:
@@ -149,7 +150,8 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """If several causes act together, add to each the line of the first value that the others do not explain."""
+    """If several causes act together, add to each cause the line of the first value that the other causes do not
+    explain."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -167,7 +169,8 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """Return the fault of the catalogue for a cause, applied at the tap `where`; None if there is no such fault."""
+    """Return the fault of the catalogue for a cause, applied at the tap `where`; None if the catalogue has no such
+    fault."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:
@@ -177,8 +180,8 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of two weights that explain the same values. `actual` are the returned
-    activations."""
+    """Add to each divergence the swaps of two weights that explain the same values. `actual` contains the activations
+    that the port returned."""
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
     return dataclasses.replace(report, faults=tuple(faults))

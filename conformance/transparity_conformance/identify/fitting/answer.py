@@ -98,7 +98,7 @@ class Fit:
     share: float
     """The largest difference between the module and the reference with this configuration, divided by the budget."""
     template: str
-    """The name of the nearest preset or family."""
+    """The name of the nearest template."""
     differences: Differences
     untold: dict[str, str]
     """Undetermined fields, each with the reason. Other values of such a field lead to the same outputs."""
@@ -107,7 +107,7 @@ class Fit:
     unused: tuple[str, ...] = ()
     """The module's parameters that no recognized operation uses."""
     remarks: tuple[str, ...] = ()
-    """Properties of the module that no configuration expresses; empty if the fit is confirmed."""
+    """Reasons why the fit is not confirmed; empty if the fit is confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -138,10 +138,8 @@ AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """Return the incomplete configuration of a failed fit as JSON, and a sentence with the nearest template.
-
-    The value "?" marks unknown fields in which the templates differ.
-    """
+    """Return the incomplete configuration of a failed fit as JSON, and a sentence with the nearest template. The value
+    "?" marks unknown fields in which the templates differ."""
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     alike = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
     others = alike or templates()

@@ -43,14 +43,12 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which the norms' eps is searched if the first calls do not determine eps."""
+"""The range in which to search the eps of the norms if the first calls do not determine eps."""
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
-    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process.
-
-    Raises `PortError` if there is no module, or if the process sends no answer within `timeout` seconds.
-    """
+    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process. Raises
+    `PortError` if there is no module, or if the process sends no answer within `timeout` seconds."""
     build = isolated_build(spec, timeout, "")
     try:
         return fitted(FittedModel(build.made(None, {})))
@@ -59,21 +57,16 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 
 
 def fit(module: Any, seed: int = 0) -> Fit:
-    """Find the configuration of a module, or of the module that a function without arguments returns.
-
-    The module's weights stay unchanged. Raises a `FitError`, which names the first part that no configuration
-    expresses.
-    """
+    """Find the configuration of a module, or of the module that a function without arguments returns. The module's
+    weights stay unchanged. Raises a `FitError`, which names the first part that no configuration expresses."""
     with kept(module):
         return fitted(FittedModel(made_by(module, None), seed))
 
 
 def fitted(subject: FittedModel) -> Fit:
     """Return the first confirmed configuration of a model or, if none is confirmed, the one with the smallest error.
-
     Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
-    first. If all interpretations fail, raise the error of the one that found the most fields.
-    """
+    first. If all interpretations fail, raise the error of the interpretation that found the most fields."""
     errors: list[FitError] = []
     made: list[Fit] = []
     for loops in get_args(Loops):
@@ -96,7 +89,7 @@ def _collected(errors: list[FitError], known: Mapping[str, Any]) -> Iterator[Non
             yield
         return
     except Impossible as failed:
-        error = FitError("No configuration of the reference fits the module: its parts do not fit together.")
+        error = FitError("No configuration fits the module: the reference cannot combine the recognized parts.")
         error.__cause__ = failed
     except FitError as failed:
         error = failed
@@ -105,7 +98,8 @@ def _collected(errors: list[FitError], known: Mapping[str, Any]) -> Iterator[Non
 
 
 def _readings(subject: FittedModel, errors: list[FitError]) -> Iterator[Fit]:
-    """Yield the fit that assumes that the module computes queries before keys, and then the fit with keys first."""
+    """Yield two fits: the first assumes that the module computes queries before keys, the second that it computes keys
+    first."""
     calls, sizes_found = list[RecordedCall](), dict[str, Any]()
     with _collected(errors, sizes_found):
         sizes, plain = inputs.first_answer(subject)
@@ -152,11 +146,8 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 
 
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
-    """Return whether the attention of the last stack hides later tokens.
-
-    If each token sees only itself, the model counts as causal, except with images or token types: only encoders have
-    these inputs.
-    """
+    """Return whether the attention of the last stack hides later tokens. If each token sees only itself, the model
+    counts as causal, except with images or token types: only encoders have these inputs."""
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
     if not own and next(kernels_over_time(subject.values), None) is None:
@@ -169,10 +160,8 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
-    """Compare the module with the reference, on the recorded calls and on the probes of a check.
-
-    Set undetermined fields to the values of the nearest template if the module then still agrees.
-    """
+    """Compare the module with the reference, on the recorded calls and on the probes of a check. Set undetermined
+    fields to the values of the nearest template if the module then still agrees."""
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)
@@ -193,10 +182,8 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 
 
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
-    """Compare the module with the reference on the weights and probes of a check.
-
-    Run the module in float64; if it differs, run it in its own precision.
-    """
+    """Compare the module with the reference on the weights and probes of a check. Run the module in float64; if the
+    logits differ, run the module again in its own precision."""
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
     for key, probe in probes.items():
@@ -226,10 +213,8 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
-    """Return the eps with which the reference is nearest to the module on a probe with small activations.
-
-    Small activations determine eps, unless the module computes its norms in float32.
-    """
+    """Return the eps with which the reference is nearest to the module on a probe with small activations. Small
+    activations determine eps, unless the module computes its norms in float32."""
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
 

@@ -71,10 +71,8 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of each input's table, and the inputs: `given`, and random tokens.
-
-    Try several lengths of the tokens until the module accepts one.
-    """
+    """Return the number of rows of each input's table, and the inputs: `given`, and random tokens. Try several lengths
+    of the tokens until the module accepts one."""
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -96,10 +94,8 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
-    """Return the result of `taken` for the first option that the module accepts.
-
-    If the module accepts no option, raise the first error; without options, raise an error with the text `without`.
-    """
+    """Return the result of `taken` for the first option that the module accepts. If the module accepts no option, raise
+    the first error; without options, raise an error with the text `without`."""
     errors = [FitError(without)]
     for each in options:
         try:

@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 LOWEST = float(np.finfo(np.float32).min) / 4
-"""A mask below this number counts as the dtype's lowest number or −inf."""
+"""A mask value below this number counts as −inf."""
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -114,7 +114,8 @@ def is_causal(masked: np.ndarray) -> bool:
 
 
 def window_of(masked: np.ndarray) -> int | None:
-    """Return the size of the sliding window: the distance from which all keys are hidden; None without a window."""
+    """Return the size of the sliding window: the smallest distance at and beyond which all keys are hidden. Return None
+    without a window."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
     window = next((distance for distance in range(length) if all(hidden[distance:])), None)
@@ -139,10 +140,8 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether this happens before or after scaling the scores.
-
-    The data fits both orders, so choose the order that needs the number with fewer digits.
-    """
+    """Return the number that replaces masked scores, and whether the mask is applied before or after the scale. The
+    recorded scores fit both orders, so choose the order in which the number has fewer digits."""
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"
     if value == 0:

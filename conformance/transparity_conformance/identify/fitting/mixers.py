@@ -1,7 +1,7 @@
 """Determine the fields of recurrences, and which layers have a recurrence.
 
-The features of a recurrence's input are assigned to roles, such as query or gate. An assignment is right if the
-reference then computes the same result.
+The search assigns the features of a recurrence's input to roles, such as query or gate. An assignment is right if the
+reference then computes the module's result.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
                 if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
                     return taken
     raise ForeignError(
-        f"The recurrence with the convolution of {one.convolutions[0].names[0]} is neither a gated delta network "
-        "(Qwen3-Next) nor Mamba-2, each followed by a gated norm."
+        f"The recurrence with the convolution of {one.convolutions[0].names[0]} was not recognized; expected "
+        "a gated delta network (Qwen3-Next) or Mamba-2, followed by a gated norm."
     )
 
 
@@ -149,9 +149,7 @@ class _Layer:
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
         """Yield features from which the module may compute time steps, and the name of a vector that may be their bias.
-
-        The vector has one number for each head, and an operation adds the vector to the features.
-        """
+        The vector has one number for each head, and an operation adds the vector to the features."""
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for name, vector in self.values.items():
@@ -165,7 +163,8 @@ class _Layer:
                     yield steps, name
 
     def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """Yield the rates that explain the decay in some operation, and the clipped time steps."""
+        """Yield the rates for which an operation computed −exp(rate) · time step, where the time steps may be
+        clipped."""
         step = softplus(self.columns.made[:, features] + self.values[bias])
         step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
         seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]
@@ -185,11 +184,8 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every assignment of the remaining features and vectors to roles.
-
-        In a gated delta network, the features of beta are before or after the gate's features. Mamba-2 has no beta; it
-        has a vector for its skip connection instead.
-        """
+        """Yield every assignment of the remaining features and vectors to roles. In a gated delta network, the features
+        of beta are before or after the gate's features. Mamba-2 has no beta, but a vector for its skip connection."""
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)
         betas, mixer = [left[-heads:], left[:heads]], "gated-delta"
@@ -273,7 +269,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the fields of the time step's bounds; a bound is known only if several time steps are clipped."""
+    """Return the fields of the time step's bounds; a bound is known only if some time step is clipped."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}

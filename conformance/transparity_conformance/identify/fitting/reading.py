@@ -135,9 +135,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     between = parts.heard.operations[heads.attention.softmax.begins : heads.attention.softmax.at]
     made = next(filter(None, (rotary(heads.query, turned) for turned in rotated_among(heads.query, between))), None)
     if made is None:
-        raise FitError(
-            "Scores depend on positions, but not by rotary, relative or ALiBi positions; expected one of these kinds."
-        )
+        raise FitError("Scores depend on positions in an unknown way; expected rotary, relative or ALiBi positions.")
     found.fields |= {
         "positions": "rotary",
         "rope_layout": made.layout,

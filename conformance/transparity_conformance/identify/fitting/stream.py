@@ -32,9 +32,9 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_factor: float = 1.0
-    """The factor of the head's input, without the factor of the final norm."""
+    """The factor between the output of the stack and the input of the head."""
     multiplier: float = 1.0
-    """The factor of a sublayer's output when it is added to the residual."""
+    """The factor of a sublayer's output in the sum with the residual."""
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (
@@ -53,7 +53,8 @@ class End:
     """Matrices that may pool the states; empty if the head reads all states."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read if the states are `x`, and whether each is a state, not a mean."""
+        """Yield (value, is_state) for each value that the head may read if the states are `x`; `is_state` is false for
+        a mean of states."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -133,10 +134,8 @@ class Walk:
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return the residual stream `x` plus a sublayer's output `y`.
-
-        If a later value is `x` plus a multiple of `y`, record the factor, and return that value.
-        """
+        """Return the residual stream `x` plus a sublayer's output `y`. If a later value is `x` plus a multiple of `y`,
+        record the factor, and return that value."""
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
             return x + y
@@ -166,7 +165,8 @@ class Walk:
         yield from itertools.islice(self._read_ends(made, norms, x, self.end), 1)
 
     def _read_ends(self, made: Stream, norms: Norms, x: np.ndarray, end: End) -> Iterator[Stream]:
-        """Yield the ends of a stack whose output is the input of the head, except for a factor."""
+        """Yield the stream with each end that leads to the head's input: with or without a final norm, and with a
+        factor."""
         normed = (self._normed(made, *each) for each in self._after(norms, x, 0, len(self.operations)))
         for ended in itertools.chain([dataclasses.replace(made, output=x)], normed):
             for given, _ in end.of(ended.output):

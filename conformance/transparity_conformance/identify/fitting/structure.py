@@ -1,6 +1,7 @@
 """Find the sublayers of a module from its linear maps and attention weights.
 
-Attention consists of linear maps before a softmax, and a linear map after the softmax. A feed-forward follows.
+Attention consists of linear maps before a softmax, and a linear map after the softmax. The linear maps after attention
+may form a feed-forward.
 """
 
 from __future__ import annotations
@@ -79,10 +80,8 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1.
-
-    Leave out values that are computed from such weights: copies, or means over the heads.
-    """
+    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1. Leave
+    out values that are computed from attention weights: copies, or means over the heads."""
     found: list[Softmax] = []
     seen: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -176,10 +175,8 @@ def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
     """Return the attention with the weights `softmax`, and the part of a fused map that the attention does not read.
-
-    `_values` finds the features that are the value; the first other features are the query and the key. If the value's
-    features are not consecutive, each group of heads has its own query, key and value.
-    """
+    `_values` finds the features of the value; the first of the other features are the query and the key. If the value's
+    features are not consecutive, the features of query, key and value alternate by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
@@ -214,10 +211,8 @@ def _attention(
 
 
 def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield features that are the value, and features whose sigmoid multiplies the context, if any.
-
-    Without such a gate, weights · value is the input of the output map. With a gate, the value has its own linear map.
-    """
+    """Yield the features of the value, and the features of the gate (whose sigmoid multiplies the context), if any.
+    Without a gate, weights · value is the input of the output map. With a gate, the value has its own linear map."""
     batch, heads, queries, keys = softmax.weights.shape
     context = output.given.reshape(len(output.given), heads, -1)
 

@@ -24,7 +24,7 @@ from transparity_conformance.running.process.isolation import RemotePort
 SPREAD = 0.3
 """The standard deviation of random vectors around their mean initial value, which is clipped to ±1.
 
-Initial values themselves are unsuitable, because a recurrence then has short time steps that hardly change its states.
+Initial values themselves would give a recurrence short time steps, which hardly change its states.
 """
 
 
@@ -58,8 +58,6 @@ class ModuleError(FitError):
 
 @dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """A recorded call: the inputs, the output and all operations."""
-
     inputs: Arrays
     output: np.ndarray
     operations: Sequence[Operation]
@@ -88,12 +86,12 @@ class FittedModel:
         self.loose: set[str] = set()
         """The inputs with images or audio for which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """Maps the new name of an input that turned out to be an image to its previous name."""
+        """For an input that turned out to be an image, the previous name by the new name."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model stores weights in a lower precision than float32. Rounded values could not be matched."""
+        """Whether the model stores weights in a lower precision than float32. The fit cannot match rounded values."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
@@ -112,10 +110,8 @@ class FittedModel:
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Convert the module to float64, unless this changes the output for `inputs`.
-
-        For example, a fused kernel may misread a float32 mask as float64.
-        """
+        """Convert the module to float64, unless this changes the output for `inputs`. For example, a fused kernel may
+        misread a float32 mask as float64."""
         if self.is_low:  # the model already computes in float64, or cannot
             return
         before = self.call(inputs)

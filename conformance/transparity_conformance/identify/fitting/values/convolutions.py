@@ -39,11 +39,9 @@ class Convolution:
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the parameters that may be kernels, as (features, width).
-
-    PyTorch stores (features, 1, width), flax (width, 1, features), and other code stores matrices. Yield both
-    orientations, because a narrow model may have fewer features than the kernel has positions.
-    """
+    """Yield the parameters that may be kernels, as (features, width). PyTorch stores (features, 1, width), flax (width,
+    1, features), and other code stores matrices. Yield both orientations, because a narrow model may have fewer
+    features than the kernel has positions."""
     for name, value in values.items():
         matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
         if matrix.ndim != 2:
@@ -98,10 +96,8 @@ def _uses(
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of each layer, and the linear maps that compute their input.
-
-    Raises `FitError` if no linear map computes the input of a convolution.
-    """
+    """Return, for each layer, the convolutions, and the linear maps of the layer's input. Raise `FitError` if no linear
+    map computes the input of a convolution."""
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
         source = _source(each, maps)

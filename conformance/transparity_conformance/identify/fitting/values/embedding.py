@@ -70,7 +70,6 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
 def embedding(
     operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
 ) -> Embedding:
-    """Recognize the embedding of `tokens` among the operations."""
     table = table_of(operations, tokens, values)
     assert table is not None, "the tokens were drawn for this table"
     type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
@@ -88,11 +87,9 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 
 
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding (token table `tokens`, positions, factor) of the last recognized sum, or None.
-
-    A sum is recognized if the term of the positions is zero, sinusoids, or rows of a table in `others`. If the term is
-    a constant factor times such rows, raise `FitError`, because no configuration has such a factor.
-    """
+    """Return the embedding (token table `tokens`, positions, factor) of the last recognized sum, or None. A sum is
+    recognized if the term of the positions is zero, sinusoids, or rows of a table in `others`. If the term is a
+    constant factor times such rows, raise `FitError`, because no configuration has such a factor."""
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table)
         if is_same(value, value - left):
@@ -121,11 +118,9 @@ def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield the operations that add a term of positions to the token embeddings.
-
-    The factor of the embeddings is 1 or, if `is_scaled` is true, √width or any other number. The other number is fitted
-    to the differences between rows of the batch, because positions add the same term to every row.
-    """
+    """Yield the operations that add a term of positions to the token embeddings. The factor of the embeddings is 1 or,
+    if `is_scaled` is true, √width or any other number. Fit this other number to the differences between rows of the
+    batch, because positions add the same term to every row."""
     across = looked_up - looked_up.mean(0)
     for operation in operations:
         if operation.value.size != looked_up.size:

@@ -34,17 +34,15 @@ class FoundFields:
     """Values of `relative_max_distance` that agree with all stacks."""
 
     def config(self, **others: Any) -> TransformerConfig:
-        """Return the configuration with the known fields; `others` replaces some of them.
-
-        Raises `FitError` if the fields contradict each other.
-        """
+        """Return the configuration with the known fields; `others` replaces some of them. Raises `FitError` if the
+        fields contradict each other."""
         try:
             return TransformerConfig(**self.fields | others)
         except ConfigError as error:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
-        """Return an activation of the reference with the known fields; `others` replaces some of them."""
+        """Return the activation `tap` of the reference with the known fields, some of which `others` replaces."""
         probe = Probe("fit", tap, "", self.config(**others), self.parameters, inputs)
         return walk(probe, {}, until=tap)[tap]
 

@@ -45,10 +45,8 @@ class Linear:
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
-    """Return all uses of matrices in `values`, or of parts of fused matrices, in execution order.
-
-    Inputs and results start with the rows of the batch, even if the module orders axes differently.
-    """
+    """Return all uses of matrices in `values`, or of parts of fused matrices, in execution order. Inputs and results
+    start with the rows of the batch, even if the module orders axes differently."""
     matrices = {name: value for name, value in values.items() if value.ndim == 2}
     heads = {name: value for name, value in values.items() if value.ndim == 3}
     matrices |= {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}  # (in, heads, head_dim)
@@ -70,7 +68,7 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """Return the parts of a fused query, key and value: each of them, and key and value together."""
+    """Return the parts of a fused query, key and value: query, key, value, and key and value together."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))
@@ -155,9 +153,7 @@ class Columns:
         times: np.ndarray | None = None,
     ) -> list[int] | None:
         """Find each feature of `wanted` (rows, features) among by(made) · times, and return the features' indices.
-
-        Return None if a feature is not found, or if two features have the same index.
-        """
+        Return None if a feature is not found, or if two features have the same index."""
         made, times = by(self.made), np.ones_like(wanted) if times is None else times
         scale = np.abs(wanted).max(initial=0.0)
         # Compare a few rows first, to exclude most candidates quickly.
@@ -174,11 +170,9 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0.
-
-        Return a part of a map, which shares the map's memory, if the features are consecutive. Raise `FitError` if no
-        single linear map of one input computes the features.
-        """
+        """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0. Return a
+        part of a map, which shares the map's memory, if the features are consecutive. Raise `FitError` if the features
+        are computed from different inputs, or if `chosen` is empty."""
         sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]

@@ -28,7 +28,7 @@ class Norm:
     """The module's names of the parameters, in the order weight, bias, running mean, running variance."""
     gain: str
     kind: str
-    """`rms`, `batch` or `centred`. `centred` means `layer` or `layer-unbiased`, which `kind_and_eps` tells apart."""
+    """`rms`, `batch` or `centred`. `centred` means `layer` or `layer-unbiased`, which `kind_and_eps` distinguishes."""
     x: np.ndarray
     factors: np.ndarray
     """The factor r of each row. For a batch norm, the factor r of each feature."""
@@ -48,7 +48,7 @@ class Norms:
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
-    """Whether a layer norm may lack a bias. Set only if needed, because code may add a bias after the norm."""
+    """Whether a layer norm may lack a bias. In stacks, a first search requires biases."""
 
     def having(self, used: set[str]) -> Norms:
         return Norms(self.vectors, set(used), self.are_biasless)
@@ -83,10 +83,8 @@ class Norms:
                 yield pair, gain, "centred"
 
     def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Return, for each candidate, the `difference` between the norm of `x` and `made`.
-
-        For speed, compute all candidates at once.
-        """
+        """Return, for each candidate, the `difference` between the norm of `x` and `made`. For speed, compute all
+        candidates at once."""
         if not candidates:
             return np.empty(0)
         toward, left = self._parts(x, made, candidates)
@@ -105,10 +103,8 @@ class Norms:
         return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the batch norm that turns `x` into `made`, or None.
-
-        In the state dict, weight and bias must be neighbors, and so must the running mean and variance.
-        """
+        """Return the batch norm that turns `x` into `made`, or None. In the state dict, weight and bias must be
+        neighbors, and so must the running mean and variance."""
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)

@@ -12,7 +12,7 @@ from transparity_conformance.diagnosis.search.fitting import golden_section
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
-"""Arrays with a smaller relative difference count as equal. Equal arrays thus agree in half of float32's digits."""
+"""Arrays with a smaller relative difference count as equal: they agree in half of float32's digits."""
 
 DIGITS = 12
 """The largest number of digits of a constant in a program's source code."""

@@ -32,10 +32,8 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values that may be the rotated `query` (batch, heads, length, head_dim).
-
-    A rotation changes neither the norm of a vector nor the vectors at the first position.
-    """
+    """Yield values that may be the rotated `query` (batch, heads, length, head_dim). A rotation changes neither the
+    norm of a vector nor the vectors at the first position."""
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -66,10 +64,8 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
-    """Return the angle by which each pair of features is rotated at each position, and the error of these angles.
-
-    The error is the largest relative difference between `rotated` and the query after rotation by the angles.
-    """
+    """Return the angle by which each pair of features is rotated at each position, and the error of these angles. The
+    error is the largest relative difference between `rotated` and the query after a rotation by these angles."""
     pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
     first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))
     before, after = (value[..., first] + 1j * value[..., second] for value in (query, rotated))

@@ -36,7 +36,7 @@ class Scores:
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
-    """Return the first value whose softmax equals the attention weights."""
+    """Return the scores: the first value whose softmax equals the attention weights."""
     for operation in operations[softmax.begins : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -49,10 +49,8 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return a mask of the masked scores, and the number that replaces them.
-
-    Masked scores are either the same number in all heads, or have weights of exactly 0.
-    """
+    """Return a mask of the masked scores, and the number that replaces masked scores. Masked scores are either the same
+    number in all heads, or have weights of exactly 0."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)
@@ -67,10 +65,8 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask (batch, queries, keys) has a known pattern.
-
-    A mask may hide certain distances, or all other chunks; in addition, it may hide whole keys or whole queries.
-    """
+    """Return whether a mask (batch, queries, keys) has a known pattern. A mask may hide certain distances, or all other
+    chunks; in addition, a mask may hide whole keys or whole queries."""
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     hidden = np.zeros((queries, keys), bool)

@@ -43,10 +43,8 @@ class Kernel:
 
 
 def patch_kernels(values: Arrays) -> Iterator[Kernel]:
-    """Yield the parameters that may map patches: first convolution kernels, then matrices.
-
-    For a matrix, try each order of a patch's axes, and 3 or 1 channels.
-    """
+    """Yield the parameters that may map patches: first convolution kernels, then matrices. For a matrix, try each order
+    of a patch's axes, and 3 or 1 channels."""
     for name, value in values.items():
         if value.ndim == 4:
             for moved in (value, value.transpose(3, 2, 0, 1)):  # the layouts of PyTorch and flax

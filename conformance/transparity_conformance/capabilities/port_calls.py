@@ -135,7 +135,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ChangedInPlaceError` if the code in the context writes to an integer array among the arguments."""
+    """Within the context, raise `ChangedInPlaceError` if a call writes to an integer array among the arguments."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
@@ -160,7 +160,7 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list that collects the exceptions from the user's Ctrl-C. If the port itself raises `KeyboardInterrupt`,
+    """Yield a list, to which each Ctrl-C of the user adds an exception. If the port itself raises `KeyboardInterrupt`,
     the list stays empty. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)

@@ -63,8 +63,8 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`;
-        without a match, `replicated`."""
+        """Return the placement that the port declares for `name`, or for the first pattern that matches `name`;
+        otherwise, `replicated`."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 
@@ -207,7 +207,7 @@ def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) ->
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` if the size of the combined value shows that a placement or its padding is not declared."""
+    """Raise `PortError` if an undeclared placement or undeclared padding explains the size of the combined value."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]

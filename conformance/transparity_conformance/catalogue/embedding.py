@@ -24,8 +24,8 @@ EDGES = {
     "rolled": ", and positions before or after the table wrap around",
     "kept": ", but padding keeps its position",
 }
-"""Variants of shifted positions, with the ends of their descriptions. Outside of the table, `clipped` reads the nearest
-row, and `rolled` counts from the table's other end. With `kept`, the positions of padding do not shift."""
+"""Variants of shifted positions, each with the end of its description. Outside of the table, `clipped` reads the
+nearest row, and `rolled` counts from the table's other end. With `kept`, the positions of padding do not shift."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -107,8 +107,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that embeddings have a wrong factor: `SCALES[named]` for the model's size or, if `SCALES` has no
-    such name, `factor`."""
+    """Return the fault that embeddings are multiplied by `factor`. If `named` is a key of `SCALES`, the fault computes
+    the factor by this formula, also in models of other sizes."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:

@@ -74,7 +74,7 @@ class BuiltPort:
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Return the port that was built with `parameters`; if there is none, build the port with a copy."""
+        """Build the port with a copy of `parameters`; if `parameters` were used before, return the same port."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
         key = config, id(parameters)  # requests with another end token have another config

@@ -116,7 +116,7 @@ class Variant:
 
 
 Write = Callable[[TransformerConfig], Fields | None]
-"""A function that returns the config.json of a configuration; None if the family cannot express it."""
+"""A function that returns the config.json of a configuration; None if the family cannot express the configuration."""
 
 Changed = list[Variant]
 """Variants that make the same change. The audit uses the first variant that changes the logits."""
@@ -199,7 +199,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield variants of two rotary models, whose fields have an older form, or the form of transformers 4 or 5."""
+    """Yield variants of two rotary models, with the rotary fields of transformers 4 or 5, or in an older form."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):

@@ -59,7 +59,7 @@ def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: A
 
 
 def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
-    """Return whether numbers equal `right` within one step of the type, plus one rounding to float32."""
+    """Return whether each block's error is at most one step of the type, plus one rounding to float32."""
     steps = step(right, kind)
     if steps is None or found.shape != right.shape:
         return False

@@ -232,7 +232,7 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _with_changed_signs(probe: Probe) -> Arrays:
-    """Return parameters with random signs in the last norm's gain, so that no single token always wins, such as the
+    """Return parameters with random signs in the last norm's gain. Otherwise, one token might always win, such as the
     last token if the head is tied. If the head has a bias, shift the bias so that each mean logit is 0."""
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"

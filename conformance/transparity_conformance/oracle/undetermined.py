@@ -219,7 +219,7 @@ class MaskParts:
         """Return the attention mask with some parts changed by `settings`, for faults of masks.
 
         `past`, `padding`, `window` and `window_kind` are functions that compute a part from this object. `begin` shifts
-        the chunks, `masks_padding` is whether to hide padding, and `inverted` inverts the mask.
+        the chunks, `masks_padding` says whether the mask hides padding, and `inverted` inverts the mask.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

@@ -1,10 +1,8 @@
 """Variants of the reference that imitate the rounding of other right programs.
 
-The oracle measures rounding at several points. The index of a point determines its variant:
-
-| index | position tables | sums over the keys | recurrences | Adam's correction | |---|---|---|---|---| | even | in
-float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 | | odd | the same
-| pairwise and in blocks, as in the reference | step by step | in Python's floats |
+The oracle measures rounding at several points. The index of a point determines its variant. All variants compute
+position tables in float32, by each of `FORMULAS` in turn. At even indices, long sums over keys are running totals,
+recurrences run in chunks, and Adam's correction is in float32. At odd indices, these computations follow the reference.
 
 The tolerance must cover the rounding of every variant. Sums in sequence have the largest error if many attention
 weights are equal, because equal rounding errors add up. Weights are equal only at point 0, where the arrays are
@@ -128,7 +126,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Return the softmax over the last axis. The total is summed in sequence, but `np.sum` would sum pairwise."""
+    """Return the softmax over the last axis. Sum the exponentials in sequence; `np.sum` would sum pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -197,7 +195,7 @@ def state_space_rule(
 
 
 def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
-    """Return the output for each query and the final state; `change` returns the updates of all tokens in a chunk."""
+    """Return the output for each query and the final state; `change` returns how a chunk's tokens update the state."""
     *inputs, state = given
     reads = []
     for begin in range(0, query.shape[2], CHUNK):

@@ -25,7 +25,7 @@ Probes = Mapping[str, Probe]
 """Probes (configuration, weights and inputs) of one model, by name. Most capabilities use only the first probe."""
 
 Requests = Mapping[str, Any]
-"""Requests by key. The names of a request's tensors start with the key, and messages show the request's `name`."""
+"""Requests by a key such as `generate.0`, with which the names of tensors start. Messages show the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
 """A port's results, by the names that the tensors have in a bundle."""
@@ -40,8 +40,8 @@ Judge = Callable[["Way", Requests, Answers, "ForwardPass"], CapabilityResult]
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees them with
-    this argument. The results must not refer to the argument, because Python frees reference cycles late."""
+    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees argument and
+    results together. The results must not refer to the argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -176,7 +176,7 @@ def compare_answers(
 
 
 def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:
-    """Return the largest error relative to its tolerance with `fault`; stop at the first wrong answer."""
+    """Return the largest ratio of error to tolerance with `fault` in the reference; stop at the first wrong answer."""
     most = 0.0
     for each in given:
         most = max(most, judged(each, fault).share)
@@ -203,7 +203,7 @@ class Way:
 
     claim: str
     requests: Callable[[ForwardPass], Requests]
-    """A function that returns the requests. To write a bundle, the checker passes a forward pass without logits."""
+    """A function that returns the requests. For a bundle, the argument is a forward pass without logits."""
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
     faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
@@ -273,7 +273,7 @@ class Capability:
     sizes: Callable[[Any], tuple[int, int]] | None = None
     """A function that returns (rows, tokens) of a request; None if the report does not state these numbers."""
     is_discrete: bool = False
-    """Whether a row is right or wrong as a whole, such as generated tokens. A fault may change only a few rows."""
+    """Whether a row is right or wrong as a whole, such as generated tokens; a fault may then change only a few rows."""
 
     def reach(self, requests: Requests) -> str:
         """Describe how many tokens were compared. For discrete results, add a 95 % bound on the rate of wrong rows."""

@@ -1,8 +1,9 @@
 """Calls of a port's code. All calls use `call_port`.
 
-A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences. It
-also restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the
-handler of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
+A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences.
+`call_port` also restores the state on which the checker depends: NumPy's error state, warning filters, standard
+streams, and the handler of Ctrl-C. The port may change other state, such as environment variables, the random state or
+a default dtype.
 
 Nothing can undo an exit of the process, a closed file descriptor or a patched function. Therefore,
 `running.process.isolation` runs a port in its own process.
@@ -111,7 +112,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "gguf": "gguf",
 }
-"""For each package, the extra of this project that installs it."""
+"""For each package, the extra of this project that installs the package."""
 
 NOT_FOUND = "ModuleNotFoundError: "
 

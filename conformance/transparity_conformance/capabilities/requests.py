@@ -122,13 +122,13 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """A function of a call that returns a request with texts beyond the call's threshold; None for no requests."""
+    """A function that returns a request with texts about as long as a given call; None for no requests."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
     """Return requests that generate more than `max_length` tokens, unless it is large; in one request, rows end early.
-    Further requests have long prompts: an end token in a prompt, a single row, or one new token."""
+    Further requests have long prompts in one or `MANY` rows, with one or three new tokens."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -141,7 +141,7 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Return a request for prompts that end just before a threshold, so that the third new token lies beyond it.
+    """Return a request for prompts just shorter than a threshold, which the third new token exceeds.
 
     If the longest text of `probe` crosses no threshold, use prompts of at most `LONG_PROMPT` tokens.
     """
@@ -153,7 +153,7 @@ def _across(probe: ReachProbe) -> Request:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Return a request to the probe's own model. All its rows together have about as many tokens as the probe."""
+    """Return a request to the probe's own model. The rows together have about as many tokens as the probe."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))

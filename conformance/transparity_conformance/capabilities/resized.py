@@ -95,7 +95,8 @@ def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICU
 
 
 def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
-    """Return two grids, not square and in both directions at least as large as the model's, and a smaller square grid.
+    """Return two grids that are not square, with at least as many rows and columns as the model's, and a smaller
+    square.
 
     All grids have a square number of patches, because the reference has configurations only for square numbers. A port
     that computes height and width as the square root of this number returns wrong results.

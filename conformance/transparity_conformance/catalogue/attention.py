@@ -111,8 +111,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap of attention with changed settings: another scale, softcap or temperature, or heads that are
-    split, repeated (`tiled`) or merged in another way."""
+    """Recompute a tap of attention with another scale, softcap or temperature, or with heads that are split, repeated
+    (`tiled`) or merged in another way."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale

@@ -140,7 +140,7 @@ def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
     """Yield a fault for each activation function except `right`. `where` ends the descriptions, and `missing` is the
-    variant of the fault without an activation."""
+    variant of the fault without an activation function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"

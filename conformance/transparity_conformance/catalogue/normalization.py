@@ -157,7 +157,7 @@ HEADS = {
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the other norms of the layer or the attention, whose parameters a port may use for this norm."""
+    """Return the other norms of the layer or the attention, whose parameters a port may use for the norm at `site`."""
     if sites.is_head_norm(site):
         if config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
             return []  # The two norms have different sizes.

@@ -115,7 +115,7 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
 
 
 def without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """Remove the prefix that a model with a head adds to the names of other tensors."""
+    """Remove the prefix that a model with a head adds to the names of tensors outside the head."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 

@@ -1,4 +1,4 @@
-"""Cases, which are small configurations of model families with parts that no preset has, and inputs of real text.
+"""Cases (small configurations of model families with parts that no preset has), and inputs of real text.
 
 A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no two
 axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row of that name, and lists

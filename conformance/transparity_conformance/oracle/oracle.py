@@ -153,8 +153,8 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the point `index`. Round each result, pass the rounded result to `receive`, and
-        continue with it.
+        """Compute in `dtype` at the point `index`. Round each result, pass the rounded result to `receive`, and use it
+        in later operations.
 
         `choices` contains the experts that routers must choose, because another choice would change later results by
         more than rounding.

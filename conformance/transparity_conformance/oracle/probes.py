@@ -253,7 +253,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images. The second is the transpose of the first, and the third has only one color."""
+    """Draw random images. The second image is the transpose of the first, and the third has only one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -262,7 +262,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second is the reverse of the first; the third is silent after a quarter."""
+    """Draw random spectrograms. The second one reverses the first; the third is silent after a quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]

@@ -157,7 +157,7 @@ Mask = np.ndarray
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and value. Missing parts are empty."""
+    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and activation. Missing parts are empty."""
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])

@@ -12,7 +12,7 @@ Tables: the reference computes angles in float64. Most programs use float32, in 
 error of some ulps of p.
 
 Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A running
-total, as in an online softmax, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If many keys have
+total, as in an online softmax, rounds at every key (Milakov and Gimelshein, 2018; Dao et al., 2022). If many keys have
 equal weights, such as padding under a weak mask, the errors add up. With 1,025 keys, a running total increases the
 error of the preset `walkthrough` 33 times.
 
@@ -171,7 +171,7 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al. 2025, §3.3)."""
+    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al., 2025, §3.3)."""
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
         system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)

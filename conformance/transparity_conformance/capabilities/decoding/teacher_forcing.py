@@ -33,7 +33,7 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Describe where tokens have an invalid form; return an empty text if the form is valid.
+    """Describe the first violation of the rules for generated tokens; return an empty text without a violation.
 
     The prompt must be unchanged, all tokens must be in the vocabulary, and rows must be padded after their end. If all
     rows have ended, no token may follow.
@@ -91,7 +91,7 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance of each random number from the interval of its sampled token (batch, steps), and the
+    """Return the distance (batch, steps) of each random number from the interval of the sampled token, and the
     tolerance. The distance is infinite if the token cannot be sampled. If rounding may change which tokens can be
     sampled, the distance is at most the tolerance."""
     assert request.uniforms is not None

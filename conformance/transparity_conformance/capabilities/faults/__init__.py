@@ -96,7 +96,7 @@ class Edited:
     function: str
     imported: tuple[str, ...]
     call: Run | None = None
-    """A function that calls the edited function (its first argument); None to call it directly."""
+    """A function whose first argument is the edited function; None if the fault only needs the edited function."""
 
     @functools.cached_property
     def run(self) -> Run:

@@ -310,7 +310,7 @@ def _judge_one(
 
 
 def _left_out(way: Way, answers: Answers, calls: Collection[str]) -> tuple[dict[str, str], CapabilityResult]:
-    """Return the reason for each gradient that the port declares unknown, and these gradients as not compared."""
+    """Return the reason for each gradient that the port declares unknown, and a result that lists these gradients."""
     unknown = {name: str(why) for call in calls for name, why in _named(answers, f"{call}/unknown.").items()}
     by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
     return unknown, not_compared(*(f"{way.claim}: {some(names)}: {why}" for why, names in by_reason.items()))
@@ -321,7 +321,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Judge the loss that came with the gradients. Return the result, and the port's loss function if recognized."""
+    """Judge the loss that came with the gradients. Return the result, and the port's loss function or None."""
     claim = f"{way.claim}.loss" if way.is_optional else "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)

@@ -35,7 +35,7 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens. Both numbers exceed all windows, buckets and original rotary lengths."""
+"""The numbers of source and target tokens. In most variants, both exceed the windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
 """The rows of `mixed_inputs` in which every query sees a token: without padding, padded on the right, padded inside."""
@@ -72,8 +72,8 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the difference from the reference's logits with another configuration and other parameters. Return
-        None if the difference exceeds rounding, or if the parameters do not fit the configuration."""
+        """Return the largest difference from the reference's logits for another configuration and other parameters.
+        Return None if the difference exceeds rounding, or if the parameters do not fit the configuration."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None

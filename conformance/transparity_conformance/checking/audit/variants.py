@@ -101,12 +101,12 @@ DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
 @dataclass(frozen=True, eq=False)
 class Variant:
     name: str
-    """The changed field of config.json; if several fields changed, the first."""
+    """The changed field of config.json, or the first of several changed fields."""
     value: str
     """The new value as JSON, or `absent`. If the rotary fields have another form, the text also describes this form."""
     config: TransformerConfig
     before: TransformerConfig
-    """The model that a port has if it ignores the change."""
+    """The configuration of a port that ignores the change."""
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None

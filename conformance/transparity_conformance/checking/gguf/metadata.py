@@ -36,7 +36,7 @@ class Key:
 
 
 ANY = ""
-"""The field of a key that llama.cpp requires, and whose value changes no logits."""
+"""Marks a metadata key that llama.cpp requires, but whose value changes no logits."""
 
 SIZES = (
     Key("context_length", ANY),
@@ -74,7 +74,7 @@ SHAPES = {key.field for key in (*SIZES, *GROUPED) if isinstance(key.field, str)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The field of the configuration that sets a property, if the property has another name."""
+"""For each property that is not a field of the configuration, the field that sets this property."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:

@@ -34,7 +34,7 @@ INTERRUPTED = "the check was interrupted: later comparisons are missing, and som
 
 
 class LastReport:
-    """The latest report on a port. A call stores a new report, and passes it to `located`."""
+    """The latest report on a port. A call of this object stores a new report, and passes the report to `located`."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report

@@ -45,7 +45,7 @@ class Part:
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function of an array of the reference. The function extracts the part that the port's result contains."""
+    """A function that extracts, from an array of the reference, the part that the port's result contains."""
     read: Read = lambda theirs, shape: theirs
     """A function that arranges the port's result like the reference's array, given this array's shape. The function
     raises `OtherForm` or `ValueError` for a result in another arrangement."""

@@ -1,8 +1,8 @@
 """The stages for several ranks: compare several ranks with one rank, replicas with each other, and dropout masks.
 
 If the same code returns different results on several ranks and on one rank, beyond rounding, the sharding is wrong. A
-port may have a method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Each rank
-must drop different entries of its shard, but the same entries of a replicated value.
+port may have a method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Ranks must
+drop different entries of their shards, but the same entries of a replicated value.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rota
 from transparity_conformance.checkpoints.tables.rows import Fields
 
 LINEAR = "linear_attention"
-"""The name of a layer with a recurrence in `layer_types`."""
+"""The name in `layer_types` of a layer with a recurrence."""
 
 RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
@@ -151,7 +151,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds of the time step, and a `chunk_size` of about a quarter of the length; it affects rounding."""
+    """Return the bounds of the time step, and a `chunk_size` of about a quarter of the length, for other rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

@@ -227,7 +227,8 @@ def unwritten(config: TransformerConfig) -> dict[str, Any]:
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """Return a row for the special tokens that `transformers` uses by default: `pad`, `bos`, `eos`, `decoder_start`."""
+    """Return a row with the defaults in `transformers` of the special tokens `pad`, `bos`, `eos` and
+    `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 

@@ -280,7 +280,7 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether the logits at a position do not depend on later tokens.
 
-    This holds for a decoder with an exact mask, if rotary angles do not depend on the length, and positions count all
-    tokens.
+    The model must be a decoder with an exact mask, whose rotary angles do not depend on the length, and whose positions
+    count all tokens.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

@@ -226,8 +226,8 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
     """Write padding into some rows of `tokens`; `number` is the index of this input.
 
-    Consecutive padding is shorter than a sliding window, so that every query sees a token. If a call is just longer
-    than a threshold, its last input does not end with padding, which might cover all positions beyond the threshold.
+    Consecutive padding is shorter than a sliding window, so that every query sees a token. The last input of a call
+    just longer than a threshold does not end with padding, which might cover all positions beyond the threshold.
     """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
@@ -244,7 +244,8 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
     """Return an attention mask and token types, if the model reads them.
 
     The sum of batch size, length and `masks` determines what the mask hides. The mask hides no tokens, or padding and
-    one other token of each row, or padding and some first tokens. Rows differ, and their lengths are not in order.
+    one other token of each row, or padding and some first tokens. The masks of the rows differ, and the rows' lengths
+    are not in order.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}

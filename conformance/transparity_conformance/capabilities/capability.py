@@ -253,7 +253,7 @@ class Capability:
     needs_forward: bool = True
     """Whether the capability is compared only if the forward pass agrees."""
     needs: tuple[str, ...] = ()
-    """Other sections of a bundle without which this section cannot be judged."""
+    """Other sections of a bundle that the judgment of this section needs."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
     """A function that returns a request as JSON for the manifest."""
     file: str = ""

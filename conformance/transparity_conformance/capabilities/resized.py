@@ -36,7 +36,7 @@ def linear(x: np.ndarray) -> np.ndarray:
 
 
 def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: int, old: int) -> np.ndarray:
-    """Return the matrix (new, old) that interpolates with `kernel`. Beyond a border, the outermost entry is repeated.
+    """Return the matrix (new, old) that interpolates with `kernel`. Positions beyond a border use the outermost entry.
 
     With `corners`, the centers of the first and last entries stay in place; otherwise, their outer edges stay in place.
     """

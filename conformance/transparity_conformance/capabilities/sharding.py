@@ -9,8 +9,8 @@ placements. `*` in a name matches any text. A placement is one of:
 | `rank:-1` | only the last rank has the value |
 
 `padded:-1` after a placement means that the last axis ends with padding. A placement may also be a dict, such as
-`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. The dict lists the indices that each rank has along the axis. The entry
-of an index that several ranks list is replicated. The index −1 marks padding.
+`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. The dict lists the indices that each rank has along the axis. If several
+ranks list an index, they have replicas of the entry. The index −1 marks padding.
 """
 
 from __future__ import annotations

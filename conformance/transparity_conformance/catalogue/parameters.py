@@ -77,7 +77,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""Prefixes of the parameters that change a tap's value, in addition to its linear map."""
+"""For each tap, prefixes of the parameters that change the tap's value, besides the parameters of the linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 

@@ -103,7 +103,7 @@ def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """Return the parameters in each of the tensors `names` that the table contains."""
+    """Return the parameters in each tensor of `names`; leave out tensors that the table does not contain."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
     found = {}
     for name in names:

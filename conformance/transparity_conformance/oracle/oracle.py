@@ -52,7 +52,8 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """JSON settings and arrays that determine the results, with `arrays`; None if they depend on anything else."""
+        """JSON settings and arrays that, together with `arrays`, determine the results; None if other data matters,
+        too."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 

@@ -141,7 +141,7 @@ class AnswerForm(Compared):
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the logits in a result. If the result is in another form, return it unchanged."""
+        """Return the logits in a result; return a result in another form unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):

@@ -147,7 +147,7 @@ def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` for which `_ratio` is exactly the configuration's attention factor."""
+    """Return the `mscale` with which the ratio of both scales is exactly the configuration's attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)

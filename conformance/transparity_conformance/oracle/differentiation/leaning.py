@@ -19,7 +19,7 @@ from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""An array (directions, size) for each axis. Direction k is the outer product of row k of each array."""
+"""One array (directions, size) for each axis of a parameter. Direction k is the outer product of the arrays' rows k."""
 
 
 class Leaning(NDArrayOperatorsMixin):

@@ -69,8 +69,7 @@ def check(
     `TransparityError` for invalid options. On Ctrl-C after a divergence, raise `Interrupted` with a report.
 
     Args:
-        build: A `build(config, parameters)` that returns `forward(**tokens)`, a `load(folder)`, or the text
-            `file.py:NAME`.
+        build: `build(config, parameters)` that returns `forward(**tokens)`, `load(folder)`, or text `file.py:NAME`.
         preset, family: The name of a preset, which the checker makes small; the family whose folders a loader reads.
         config, parameters: Your own configuration instead of a preset; parameters instead of random parameters.
         dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.

@@ -73,11 +73,9 @@ def check(
         preset, family: The name of a preset, which the checker makes small; the family whose folders a loader reads.
         config, parameters: Your own configuration instead of a preset; parameters instead of random parameters.
         dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds to wait for a
-            reply.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
         budget, name, lengths: The seconds for each search for causes; the port's name; the lengths of long prompts.
-        audit, progress, located: Whether ignored fields are errors; a function for progress; a function for the first
-            report.
+        audit, progress, located: Whether ignored fields are errors; functions that get the progress and the first report.
     """
     if other:
         return _check_against(dict(locals()))

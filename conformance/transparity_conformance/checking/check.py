@@ -75,7 +75,7 @@ def check(
         dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
         budget, name, lengths: The seconds for each search for causes; the port's name; the lengths of long prompts.
-        audit, progress, located: Whether ignored fields are errors; functions that get the progress and the first report.
+        audit, progress, located: Whether ignored fields are errors; progress callback; callback for the first report.
     """
     if other:
         return _check_against(dict(locals()))

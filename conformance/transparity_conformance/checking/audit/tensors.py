@@ -146,7 +146,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Test whether the port fails without each tensor and, if the port is wrong, whether each tensor has an effect."""
+    """Test whether the port fails without each tensor and, if the port is wrong, whether each tensor affects logits."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 

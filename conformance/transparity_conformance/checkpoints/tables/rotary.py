@@ -186,7 +186,7 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in the forms of `transformers` 4 and 5 together; a published file has one form."""
+    """Return the rotary fields in both forms, of `transformers` 4 and 5; published files have one of these forms."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {

@@ -122,7 +122,7 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """A function that returns a request with texts about as long as a given call; None for no requests."""
+    """A function that returns a request to generate across the threshold of a given call; None for no requests."""
 
 
 @kept_in(0)

@@ -25,7 +25,7 @@ Probes = Mapping[str, Probe]
 """Probes (configuration, weights and inputs) of one model, by name. Most capabilities use only the first probe."""
 
 Requests = Mapping[str, Any]
-"""Requests by key. A request's tensors have names that start with the key; messages contain the request's `name`."""
+"""Requests by a key such as `generate.0`, with which the names of tensors start. Messages show the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
 """A port's results, by the names that the tensors have in a bundle."""
@@ -40,8 +40,8 @@ Judge = Callable[["Way", Requests, Answers, "ForwardPass"], CapabilityResult]
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees them with
-    this argument. The results must not refer to the argument, because Python frees reference cycles late."""
+    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees argument and
+    results together. The results must not refer to the argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -60,21 +60,21 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A port in this process, with all models that were built to check its capabilities."""
+    """A port in this process: its `build` function, and the objects that this function returned."""
 
     build: Build
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
-    """(parameters, port) of each model, by its configuration and the `id` of its parameters."""
+    """(parameters, built port) of each model, by the configuration and the `id` of the parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports that were built for calls with other lengths or sizes than the probes, by their parameters' `id`."""
+    """The built ports for calls with other lengths or sizes than the probes, by the `id` of the parameters."""
 
     def of(self, probe: Probe) -> Any:
-        """Return the port that was built with a probe's model. All probes of the forward pass share one model."""
+        """Return the built port for a probe's model. All probes of the forward pass share one model."""
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Build the port with a copy of `parameters`; for the same `parameters`, return the earlier port."""
+        """Build the port with a copy of `parameters`; if `parameters` were used before, return the same port."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
         key = config, id(parameters)  # requests with another end token have another config
@@ -86,7 +86,7 @@ class BuiltPort:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The result of a port's forward pass, on which the judgment of other capabilities depends."""
+    """The results of a port's forward pass, from which the checker judges the port's capabilities."""
 
     probes: Probes
     logits: Answers
@@ -94,7 +94,7 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
-    """Calls with other lengths or sizes than the probes. In these calls, the port agrees with the reference."""
+    """Calls with other lengths or sizes than the probes, in which the port agrees with the reference."""
 
     @property
     def key(self) -> str:
@@ -176,7 +176,7 @@ def compare_answers(
 
 
 def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:
-    """Return the largest share of a tolerance that remains used with a fault; stop at the first wrong answer."""
+    """Return the largest ratio of error to tolerance with `fault` in the reference; stop at the first wrong answer."""
     most = 0.0
     for each in given:
         most = max(most, judged(each, fault).share)
@@ -203,7 +203,7 @@ class Way:
 
     claim: str
     requests: Callable[[ForwardPass], Requests]
-    """A function that returns the requests. A bundle contains the requests for a forward pass without logits."""
+    """A function that returns the requests. For a bundle, the argument is a forward pass without logits."""
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
     faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
@@ -215,16 +215,16 @@ class Way:
     is_listed: bool = True
     """Whether reports list an optional claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""
-    """The id of a claim. If that claim does not agree, this claim is not compared."""
+    """The id of another claim. Unless the port agrees in the other claim, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype that returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
-    """A function that returns requests which no bundle contains, such as other batches and calls across thresholds."""
+    """A function that returns requests which no bundle contains, such as requests with other batch sizes."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """Return the requests to a port in this process, without requests that cannot be judged."""
+        """Return all requests to a port in this process, except requests that the checker cannot judge."""
         requests = {**self.requests(forward), **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 
@@ -253,7 +253,7 @@ class Capability:
     needs_forward: bool = True
     """Whether the capability is compared only if the forward pass agrees."""
     needs: tuple[str, ...] = ()
-    """Other sections of a bundle without which this section cannot be judged."""
+    """Other sections of a bundle that the judgment of this section needs."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
     """A function that returns a request as JSON for the manifest."""
     file: str = ""
@@ -261,7 +261,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that replaces a request's values by a bundle's values, which another machine may have rounded."""
+    """A function that returns the request with the values in a bundle, which another machine may have rounded."""
     free_fields: tuple[str, ...] = ()
     """The fields of the manifest's entry that `received` reads."""
     stays: int | None = None
@@ -273,7 +273,7 @@ class Capability:
     sizes: Callable[[Any], tuple[int, int]] | None = None
     """A function that returns (rows, tokens) of a request; None if the report does not state these numbers."""
     is_discrete: bool = False
-    """Whether each row is right or wrong as a whole, as with generated tokens. A fault may change only few rows."""
+    """Whether a row is right or wrong as a whole, such as generated tokens; a fault may then change only a few rows."""
 
     def reach(self, requests: Requests) -> str:
         """Describe how many tokens were compared. For discrete results, add a 95 % bound on the rate of wrong rows."""

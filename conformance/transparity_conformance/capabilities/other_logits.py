@@ -36,7 +36,7 @@ from transparity_numpy.transformer import transformer
 
 
 class Part(NamedTuple):
-    """Some rows and positions of a result, and the probe that has their expected logits."""
+    """Some rows and positions of a result, and the probe with the expected logits for these rows and positions."""
 
     rows: np.ndarray
     positions: slice
@@ -55,7 +55,7 @@ class LogitsRequest:
     simulate: Callable[[SimulatedFault], np.ndarray]
     """A function that returns the logits of a port with a known fault."""
     conventions: Callable[[], Iterable[np.ndarray]] = tuple
-    """A function that returns the logits of other conventions, which are right, too."""
+    """A function that returns the logits of other conventions, which the checker also accepts."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -173,7 +173,7 @@ PACKED_FAULTS = [
         "documents in a row see each other, and positions continue from one document to the next": (),
     }.items()
 ]
-"""Edits of the reference, after which it takes packed rows. Without a recurrence, the first edit is right."""
+"""Faults, as edits that let the reference accept packed rows. Without a recurrence, the first edit is no fault."""
 
 
 def _packed_requests(forward: ForwardPass) -> Requests:

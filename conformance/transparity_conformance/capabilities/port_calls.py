@@ -1,8 +1,9 @@
 """Calls of a port's code. All calls use `call_port`.
 
-A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences. It
-also restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the
-handler of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
+A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences.
+`call_port` also restores the state on which the checker depends: NumPy's error state, warning filters, standard
+streams, and the handler of Ctrl-C. The port may change other state, such as environment variables, the random state or
+a default dtype.
 
 Nothing can undo an exit of the process, a closed file descriptor or a patched function. Therefore,
 `running.process.isolation` runs a port in its own process.
@@ -111,7 +112,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "gguf": "gguf",
 }
-"""For each package, the extra of this project that installs it."""
+"""For each package, the extra of this project that installs the package."""
 
 NOT_FOUND = "ModuleNotFoundError: "
 
@@ -135,7 +136,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ChangedInPlaceError` if the code in the context writes to an integer array among the arguments."""
+    """Within the context, raise `ChangedInPlaceError` if a call writes to an integer array among the arguments."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
@@ -160,7 +161,7 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list that collects the exceptions from the user's Ctrl-C. If the port itself raises `KeyboardInterrupt`,
+    """Yield a list, to which each Ctrl-C of the user adds an exception. If the port itself raises `KeyboardInterrupt`,
     the list stays empty. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)

@@ -122,13 +122,13 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """A function that returns a request across the threshold of a given call, or None if there are no such requests."""
+    """A function that returns a request to generate across the threshold of a given call; None for no requests."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Return requests that continue prompts beyond `max_length` (unless it is large), with and without rows that end.
-    Further requests use long prompts: a single row, one new token, and an end token within a prompt."""
+    """Return requests that generate more than `max_length` tokens, unless it is large; in one request, rows end early.
+    Further requests have long prompts in one or `MANY` rows, with one or three new tokens."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -141,7 +141,7 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Return a request for prompts that end just before a threshold, so that the third new token lies beyond it.
+    """Return a request for prompts just shorter than a threshold, which the third new token exceeds.
 
     If the longest text of `probe` crosses no threshold, use prompts of at most `LONG_PROMPT` tokens.
     """
@@ -153,7 +153,7 @@ def _across(probe: ReachProbe) -> Request:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Return a request to the probe's own model. All its rows together have about as many tokens as the probe."""
+    """Return a request to the probe's own model. The rows together have about as many tokens as the probe."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
@@ -169,7 +169,7 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Return a request to sample from the whole vocabulary. Its shapes are the shapes of greedy generation, for which a
+    """Return a request to sample from the whole vocabulary. The request has the shapes of a greedy request, for which a
     port may already be compiled. A further request uses the smallest and the largest random numbers."""
     beyond = greedy_requests(probe).first[0]
     # float32 represents these numbers exactly, so every port gets the same numbers.
@@ -232,8 +232,8 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _with_changed_signs(probe: Probe) -> Arrays:
-    """Flip half of the last norm's signs, because one token might always win otherwise, such as the last token if the
-    head is tied. If the head has a bias, also make all tokens equally likely on average."""
+    """Return parameters with random signs in the last norm's gain. Otherwise, one token might always win, such as the
+    last token if the head is tied. If the head has a bias, shift the bias so that each mean logit is 0."""
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
     if name not in probe.parameters:
@@ -248,8 +248,8 @@ def _with_changed_signs(probe: Probe) -> Arrays:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return two requests if the model has an end token. The first has an end token that never occurs. The end token of
-    the second occurs at as many different steps as possible."""
+    """Return two requests with different end tokens; return `beyond` unchanged if the model has no end token. The first
+    end token occurs in no row, if possible. The second end token occurs at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     if config.eos_id is None:
         return (beyond,)

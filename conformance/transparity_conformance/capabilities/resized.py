@@ -21,7 +21,7 @@ from transparity_numpy.transformer import transformer
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
 
 Resampling = Callable[[int, int], np.ndarray]
-"""A function that returns the matrix (new, old), which interpolates an axis with `old` entries at `new` places."""
+"""A function that returns the matrix (new, old), which interpolates the `old` entries of an axis at `new` positions."""
 
 
 def cubic(a: float, x: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def linear(x: np.ndarray) -> np.ndarray:
 
 
 def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: int, old: int) -> np.ndarray:
-    """Return the matrix (new, old) that interpolates with `kernel`. Beyond a border, the outermost entry is repeated.
+    """Return the matrix (new, old) that interpolates with `kernel`. Positions beyond a border use the outermost entry.
 
     With `corners`, the centers of the first and last entries stay in place; otherwise, their outer edges stay in place.
     """
@@ -49,7 +49,7 @@ def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: i
 
 
 BICUBIC = functools.partial(resampling, functools.partial(cubic, -0.75), False)
-"""The interpolation of PyTorch and `transformers`; Keys's own parameter is −½."""
+"""The bicubic interpolation of PyTorch and `transformers`."""
 
 
 def without_aliasing(new: int, old: int) -> np.ndarray:
@@ -83,7 +83,7 @@ _others: dict[str, Callable[[Grid], tuple[Grid, Resampling]]] = {
     "positions are interpolated for a square image with the same number of patches": _square,
 }
 FAULTS = [SimulatedFault("positions-resized", says, simulate) for says, simulate in _others.items()]
-"""A fault's function returns the grid and the interpolation of a faulty port, given the right grid."""
+"""Faults whose function `simulate` maps the right grid to the grid and the interpolation of a faulty port."""
 
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
@@ -95,10 +95,11 @@ def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICU
 
 
 def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
-    """Return two grids that are larger than the model's in both directions and not square, and a smaller square.
+    """Return two grids that are not square, with at least as many rows and columns as the model's, and a smaller
+    square.
 
-    The number of patches is a square, because the reference has configurations only for squares. A port that takes the
-    square root of this number to find the height and width returns wrong results.
+    All grids have a square number of patches, because the reference has configurations only for square numbers. A port
+    that computes height and width as the square root of this number returns wrong results.
     """
     own = math.isqrt(config.max_length - config.class_token)
     low = math.isqrt(own - 1) + 1

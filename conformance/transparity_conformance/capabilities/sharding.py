@@ -9,8 +9,8 @@ placements. `*` in a name matches any text. A placement is one of:
 | `rank:-1` | only the last rank has the value |
 
 `padded:-1` after a placement means that the last axis ends with padding. A placement may also be a dict, such as
-`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. The dict lists the indices that each rank has along the axis. An index on
-several ranks is replicated, and the index −1 is padding.
+`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. The dict lists the indices that each rank has along the axis. If several
+ranks list an index, they have replicas of the entry. The index −1 marks padding.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`;
-        without a match, `replicated`."""
+        """Return the placement that the port declares for `name`, or for the first pattern that matches `name`;
+        otherwise, `replicated`."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 
@@ -207,7 +207,7 @@ def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) ->
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` if the size of the combined value shows that a placement or its padding is not declared."""
+    """Raise `PortError` if an undeclared placement or undeclared padding explains the size of the combined value."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]

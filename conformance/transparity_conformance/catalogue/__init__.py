@@ -57,7 +57,7 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield the faults at the tap `site` without a fitted number. Faults of several `ranks` come first."""
+    """Yield the faults at the tap `site` that have no fitted number; first the faults of sharding over `ranks`."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
@@ -78,7 +78,7 @@ PARAMETERS = "parameters"
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return each fault at each plausible group of the taps `sites`, for a model on several `ranks`."""
+    """Return a hypothesis for each fault and each plausible group of the taps `sites` (see `groups`)."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):

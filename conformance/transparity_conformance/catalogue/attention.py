@@ -92,8 +92,8 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault of scores that are multiplied by `scale`. If `named` is a key of `SCALES`, such as 1/√head_dim,
-    the fault computes the factor for each model size."""
+    """Return the fault that scores are multiplied by `scale`. If `named` is a key of `SCALES`, such as 1/√head_dim, the
+    fault computes the factor by this formula, also in models of other sizes."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -111,8 +111,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap of attention with changed settings: another scale, softcap or temperature, or heads that are
-    split, repeated (`tiled`) or merged in another way."""
+    """Recompute a tap of attention with another scale, softcap or temperature, or with heads that are split, repeated
+    (`tiled`) or merged in another way."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale

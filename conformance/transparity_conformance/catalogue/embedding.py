@@ -24,8 +24,8 @@ EDGES = {
     "rolled": ", and positions before or after the table wrap around",
     "kept": ", but padding keeps its position",
 }
-"""Variants of shifted positions, with the ends of their descriptions. Outside of the table, `clipped` reads the nearest
-row, and `rolled` counts from the table's other end. With `kept`, the positions of padding do not shift."""
+"""Variants of shifted positions, each with the end of its description. Outside of the table, `clipped` reads the
+nearest row, and `rolled` counts from the table's other end. With `kept`, the positions of padding do not shift."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -93,7 +93,7 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "all": lambda visible: np.arange(visible.shape[1])[None],
     "padding goes on": lambda visible: np.cumsum(visible, axis=1) - 1,
 }
-"""Ways to count positions, given a mask (batch, length) of the visible tokens. The position offset is added later."""
+"""Ways to count positions, given a mask (batch, length) of the visible tokens. The caller adds the position offset."""
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -107,8 +107,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that embeddings have a wrong factor: `SCALES[named]` for the model's size or, if `SCALES` has no
-    such name, `factor`."""
+    """Return the fault that embeddings are multiplied by `factor`. If `named` is a key of `SCALES`, the fault computes
+    the factor by this formula, also in models of other sizes."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -126,7 +126,7 @@ def based(config: TransformerConfig, base: float) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """Return the embedded tokens, patches or frames, before the scale and without positions."""
+    """Return the embedded tokens, patches or frames, without the embedding's scale and positions."""
     if state.config.reads_pixels:
         return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):
@@ -190,7 +190,7 @@ def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
 
 TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
-"""The key of the right exponents in `EXPONENTS`, for each value of the field `sinusoidal_timescales`."""
+"""For each value of the field `sinusoidal_timescales`, the key of the right exponents in `EXPONENTS`."""
 
 EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
     "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,

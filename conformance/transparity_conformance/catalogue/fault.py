@@ -39,7 +39,7 @@ Formula = Callable[[Settings, WalkState, str, Any], Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """A known mistake of ports. Some fields define the change of the reference, and are empty if they do not apply."""
+    """A known mistake of ports. Fields that do not apply to the mistake are empty."""
 
     id: str
     variant: str
@@ -65,7 +65,7 @@ class Fault:
     taken_from: Callable[[str], str] | None = None
     """A function from a tap to the tap whose parameters a port with the fault uses instead."""
     exchange: Fault | None = None
-    """For a fault that uses the parameters of one part in two parts: the fault that swaps the parameters of both."""
+    """If the fault uses one part's parameters in two parts, the fault that swaps the parameters of the two parts."""
     of_ranks: bool = False
     """Whether only a model that is sharded over several ranks can have the fault."""
     reshapes: str = ""
@@ -79,7 +79,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains all taps that the fault changes together: a swap changes two taps."""
+        """Return whether `sites` contains every tap that the fault changes; a fault that swaps changes two taps."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -147,9 +147,9 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield two faults of a pair of parts: their parameters are swapped, or the part `name` also uses the other part's
-    parameters. `kind` is the first word of both ids, `swapped` and `used` are the descriptions, and both variants end
-    with `which`."""
+    """Yield two faults of a pair of parts: the parts swap their parameters, or the part `name` uses the other part's
+    parameters. `kind` is the first word of both ids, and both variants end with `which`. `swapped` and `used` describe
+    the two faults."""
     both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
@@ -193,7 +193,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return faults with a number to fit, first tried at `around` (or the right value) times powers of `times`."""
+        """Return faults with a number to fit. The fit tries `around`, or the right value, times powers of `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 
@@ -222,7 +222,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of taps: all taps, and the taps with an equal key, for each function in `SCOPES`."""
+    """Return the group of all taps and, for each function in `SCOPES`, the groups of taps with an equal key."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

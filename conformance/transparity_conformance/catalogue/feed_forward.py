@@ -46,7 +46,7 @@ CUTS: dict[str, Rows] = {
     "halves": lambda config, gate, up: in_groups(len(gate), gate, up),
     "alternating": lambda config, gate, up: np.argsort(in_groups(len(gate), gate, up)),
 }
-"""Rows that ports read for gate and up projection, if both are packed into one matrix in the other order."""
+"""Rows that a port reads as gate and up projection if the port expects another order of rows in a packed matrix."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -110,7 +110,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a fault of the activation can act at a tap: hidden features, or the output of several experts."""
+    """Return whether faults of the activation function act at a tap: hidden features, or the output of experts."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -140,7 +140,7 @@ def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
     """Yield a fault for each activation function except `right`. `where` ends the descriptions, and `missing` is the
-    variant of the fault without an activation."""
+    variant of the fault without an activation function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -292,8 +292,8 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong ways to unpack four-bit weights. Each has the same effect as a change of the features, given as (block size,
-function of the features (…, blocks, block size))."""
+"""Wrong ways to unpack four-bit weights, as (block size, function). Applied to features (…, blocks, block size), the
+function has the same effect as the wrong weights."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:

@@ -23,7 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with changed settings of the mask or the softmax; keep other taps."""
+    """Return attention weights with changed settings of the mask or the softmax; do not change other taps."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -71,7 +71,7 @@ BLIND: dict[str, Callable[[Value], Any]] = {
     "zero": lambda scores: 0.0,  # fused attention of PyTorch
     "by scores": softmax,
 }
-"""The weights of a query without a visible key, from its unmasked scores, in ports that do not give equal weights."""
+"""Functions (unmasked scores) → the weights of a query without a visible key, in ports with unequal weights."""
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
@@ -216,8 +216,8 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports compute for a query without a visible key. If the reference's masked
-    keys have the weight zero, these results are valid conventions; otherwise, they are faults."""
+    """Yield a fault for each result that ports compute for a query without a visible key. If masked keys have the
+    weight zero in the reference, the checker accepts these results as conventions."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)

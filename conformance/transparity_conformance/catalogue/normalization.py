@@ -153,11 +153,11 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of query and key norms, by the right axes: `heads` together, or the `features` of each head."""
+"""Faults of query and key norms, by the right norm's axes: `heads` together, or the `features` of each head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the other norms of the layer or the attention, whose parameters a port may use for this norm."""
+    """Return the other norms of the layer or the attention, whose parameters a port may use for the norm at `site`."""
     if sites.is_head_norm(site):
         if config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
             return []  # The two norms have different sizes.

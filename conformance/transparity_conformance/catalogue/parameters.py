@@ -77,7 +77,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""Prefixes of the parameters that change a tap's value, in addition to its linear map."""
+"""For each tap, prefixes of the parameters that change the tap's value, besides the parameters of the linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -101,7 +101,7 @@ TAKEN = {
         "the bias of {} is also used for {}, with its own weight",
     ),
 }
-"""For each tuple of kinds: the end of the variants, and sentences for swapped and for shared parameters."""
+"""For each tuple of parameter kinds: the end of the variants, and descriptions of swapped and of shared parameters."""
 
 
 def site_of(role: str, site: str) -> str:
@@ -238,7 +238,7 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Rows = Callable[..., np.ndarray]
-"""A function (configuration, numbers of the rows of each linear map) → the rows that a port reads for all maps."""
+"""A function (configuration, row numbers of each linear map) → the row numbers that a port reads for all maps."""
 
 
 def repacked(maps: Sequence[str], order: Rows, config: TransformerConfig, parameters: Arrays) -> Arrays:
@@ -259,7 +259,7 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 
 
 def in_groups(count: int, *rows: np.ndarray) -> np.ndarray:
-    """Return the order of `count` groups, each with rows of all maps. `np.argsort` of this order undoes it."""
+    """Return rows in `count` groups, each with a part of every map; `np.argsort` of the result inverts the order."""
     return np.concatenate([each.reshape(count, -1) for each in rows], axis=1).ravel()
 
 
@@ -269,7 +269,7 @@ _blocks: Rows = lambda config, *rows: np.argsort(_by_group(config, *rows))
 
 
 def _second_first(config: TransformerConfig, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the rows that a port reads if it takes the second map of each head first."""
+    """Return the rows that a port reads if it expects the second map before the first map in each head."""
     heads = in_groups(config.num_heads, first, second).reshape(config.num_heads, -1)
     width = len(second) // config.num_heads
     return np.concatenate([heads[:, width:].ravel(), heads[:, :width].ravel()])
@@ -292,7 +292,7 @@ PACKED = ("query", "key", "value")
 
 
 def _pair(config: TransformerConfig) -> dict[str, str]:
-    """Return the two linear maps that a family's files pack into one matrix, head by head; the keys are their taps."""
+    """Return the two linear maps that a family's files pack into one matrix, head by head, as {tap: map}."""
     if config.kv_lora_rank:
         return {"key": "key", "value": "value"}
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}

@@ -164,7 +164,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the decay and the time step. With the delta rule, faults of the time step act at the decay."""
+    """Yield faults of the decay and the time step. With the delta rule, both kinds of faults act at `log_decay`."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         yield from variants("time-step", {**STEPS, **(BOUNDS if bounded else {})}, _step, "step")

@@ -1,8 +1,8 @@
 """Calls of a port on every probe, and on inputs with other lengths, batch sizes or model sizes.
 
-A port may refuse a model whose sizes the checker chose, either when it is built or when it is called with a single
-token. The coverage then excludes this model. If the port accepts one token but fails on longer inputs, the verdict is
-inconclusive.
+A port refuses a model if `build` fails, or if a call with a single token fails. If the checker chose the sizes of the
+model, a refusal only excludes the model from the coverage. If the port accepts one token but fails on longer inputs,
+the verdict is inconclusive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether a newly built port is right on the first wrong call. If so, earlier calls caused the error."""
+    """Whether a newly built port is right on the first wrong call, so that earlier calls caused the error."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the `id` of their parameters."""
     notes: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Ran:
     probes: dict[str, Probe]
     """The probes on which the port ran. If the port refused a probe's model, this probe has a model of other sizes."""
     raised: PortError | None = None
-    """The first error on a probe with the requested sizes, or None. An error on the first probe is raised at once."""
+    """The first error on a probe with the first probe's configuration; an error on the first probe itself is raised."""
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool
 def build_model(
     build: Port, probe: Probe, name: str, reached: ReachedCalls, *, is_derived: bool
 ) -> Callable[..., Any] | None:
-    """Build a port. If it refuses sizes that the checker chose, add a note and return None."""
+    """Build a port. If the port refuses sizes that the checker chose (`is_derived`), add a note and return None."""
     made = answer_or_error(lambda: built(build, probe))
     if not isinstance(made, PortError):
         return made

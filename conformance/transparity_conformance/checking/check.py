@@ -69,13 +69,13 @@ def check(
     `TransparityError` for invalid options. On Ctrl-C after a divergence, raise `Interrupted` with a report.
 
     Args:
-        build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`; or `file.py:NAME`.
-        preset, family: The name of a preset, which the checker makes small; and the family of a loader's folders.
-        config, parameters: Your own configuration, instead of a preset; and its parameters (random by default).
+        build: `build(config, parameters)` that returns `forward(**tokens)`, `load(folder)`, or text `file.py:NAME`.
+        preset, family: The name of a preset, which the checker makes small; the family whose folders a loader reads.
+        config, parameters: Your own configuration instead of a preset; parameters instead of random parameters.
         dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
-        budget, name, lengths: The seconds for each search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether ignored fields fail; a function for progress; a function for the first report.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
+        budget, name, lengths: The seconds for each search for causes; the port's name; the lengths of long prompts.
+        audit, progress, located: Whether ignored fields are errors; progress callback; callback for the first report.
     """
     if other:
         return _check_against(dict(locals()))
@@ -173,7 +173,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (ranks.judge_ranks, Evidence.is_on_ranks),
     (audit_loader, Evidence.is_whole),
 )
-"""The stages in order. Each stage runs only if its conditions hold."""
+"""The stages in order, each with its conditions. A stage runs only if all its conditions hold."""
 
 
 def name_of(build: Any) -> str:

@@ -57,7 +57,7 @@ def checker(options: Options) -> Check:
 
 
 class PortCheck:
-    """A check of a port in a separate process. The checks of all configurations share this process until it ends."""
+    """A check of a port in a separate process. All checks share this process, until the process ends."""
 
     def __init__(self, options: Options) -> None:
         if options.adapter is not None:
@@ -103,7 +103,7 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations for a checkpoint. If the port is a model file, no call exceeds its limits."""
+        """Yield the configurations for a checkpoint. If the port is a model file, apply the file's limits."""
         if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
@@ -117,7 +117,7 @@ class PortCheck:
 
     def is_loader(self, needed_by: str = "") -> bool:
         """Return whether the port takes one argument, as a loader does. Raise `UsageError` unless the port takes one or
-        two arguments. If an option is `needed_by`, only one argument is allowed."""
+        two arguments. If the option `needed_by` needs a loader, the port must take one argument."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -172,7 +172,8 @@ def check_all(
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
     """Check all configurations, and show each report. Return the reports and, for each error message, the names of the
-    configurations whose check ended with this error. Ctrl-C ends all checks, but first shows a known divergence."""
+    configurations whose check ended with this error. After Ctrl-C, run no further check, but show a known
+    divergence."""
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}
     for system in systems:

@@ -43,13 +43,13 @@ def check_command(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Run a program and compare its outputs. The verdict is `agrees` only if the program also exits normally.
-    Raise `BundleError` if the program writes no valid output file.
+    """Run a program and compare its outputs. The verdict is `agrees` only if the program also exits normally. Raise
+    `BundleError` if the program writes no valid output file. `check` documents the other arguments.
 
     Args:
         command, timeout: The program with its arguments, and the time limit in seconds.
         name, config: The name of a preset or the name `config`, and the configuration.
-        sections: The optional sections of the bundle; `check` documents the arguments that are not listed here.
+        sections: The optional sections to write into the bundle.
         ranks: The number of processes. Each process gets its rank in the environment, and writes its own output file.
     """
     config = sized(name, config, ranks)
@@ -73,7 +73,7 @@ def check_command(
 def _run(
     command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]
 ) -> tuple[list[Path], str]:
-    """Run one copy of a program in each environment. Return the output files, and the reason of a failure."""
+    """Run one copy of a program in each environment. Return the output files, and the reason for a failure."""
     copies = []
     for rank, environment in enumerate(environments):
         own = folder / f"{rank}-of-{len(environments)}"

@@ -56,7 +56,7 @@ class Options:
 
     @property
     def is_small(self) -> bool:
-        """Return whether all models and prompts are small, because the checker chooses their sizes."""
+        """Return whether the checker chooses the sizes of all models and prompts, which are then small."""
         is_chosen = self.config is not None if self.against else self.config is None and not self.length
         return is_chosen and self.checkpoint is None and not self.changes
 

@@ -80,9 +80,9 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
     """Yield parts of a checkpoint as separate models, then a small model with random weights. The parts are the
-    embedding with the head, and each layer (of `layers`, if given), which are read one after another. `head` is the
-    output of an encoder; None means all hidden states. Gradients take long, so only the first of several layers with
-    equal configurations compares them, unless `layers` is given."""
+    embedding with the head, and each layer in `layers` (None for all), read one after another. `head` is the output of
+    an encoder; None means all hidden states. Gradients take long, so the checker compares gradients only in the first
+    layer of each configuration, unless `layers` is given."""
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
@@ -182,7 +182,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Mask padding by the artifact's attention mask. If the artifact takes no mask, use no padding."""
+    """Let the artifact's attention mask hide padding. If the artifact takes no mask, use inputs without padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:

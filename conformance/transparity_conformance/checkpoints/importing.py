@@ -40,8 +40,8 @@ class InFolder(dict[str, Any]):
 
     Args:
         is_ours: Whether `export_checkpoint` wrote the folder.
-        stored_as: The format of matrices that are stored with scales; empty if there are none.
-        no_gradients: The reason why gradients are not compared; empty if they are compared.
+        stored_as: The format of matrices that are stored with scales; empty if no matrix has scales.
+        no_gradients: The reason why gradients are not compared; empty if the checker compares gradients.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without `quantization_config`, and its value; for an unknown form, all fields and None."""
+    """Split `quantization_config` off the fields; for an unknown form of this field, return all fields and None."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -347,7 +347,7 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """Return, for each tensor, the parameters in `shapes` that it contains."""
+    """Return the parameters in `shapes` that each tensor contains."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()

@@ -138,7 +138,7 @@ class _Front:
     """The inputs of a layer, as the embedding table of the layer's model."""
 
     x: np.ndarray
-    """The inputs, (rows · length, embed_dim). If the model has an embedding norm, these are the inputs of the norm."""
+    """The inputs, (rows · length, embed_dim). If the model has an embedding norm, `x` has the inputs of the norm."""
     norm: Arrays
     """The parameters of the embedding norm; empty if the model has none."""
     tokens: np.ndarray

@@ -103,7 +103,7 @@ def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """Return the parameters in each of the tensors `names` that the table contains."""
+    """Return the parameters in each tensor of `names`; leave out tensors that the table does not contain."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
     found = {}
     for name in names:
@@ -115,7 +115,7 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
 
 
 def without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """Remove the prefix that a model with a head adds to the names of other tensors."""
+    """Remove the prefix that a model with a head adds to the names of tensors outside the head."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 

@@ -1,4 +1,4 @@
-"""Find the installed backends by their entry points, and the harnesses that call their single functions."""
+"""Find the installed backends by their entry points, and the harnesses that call single functions of a backend."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
     "fitted to the float32 results, the width computed from the factor has a relative error of at most 1.8e-5",
 )
-"""A fitted scale 1/√width is reported with an integer width if the relative distance to the integer is at most this."""
+"""The largest relative distance at which reports round the width of a fitted scale 1/√width to an integer."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate, which permutes the terms of every sum. At 15,253 "
@@ -84,7 +84,7 @@ single point, the error may be small by chance."""
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which one key gets most of the attention weight.
 
-A few elements determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
+In this probe, a few elements determine the error, so chance matters more. In 144 such models (12 sets of weights for
 each preset), a right program's error was up to 4.5 times the error measured at three points. With 8, 16 and 32 points,
 the ratio was at most 4.3, 2.3 and 1.7.
 """
@@ -98,7 +98,7 @@ program's error was up to 3.4 times the error measured at three points. With 1, 
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for a randomly drawn configuration, whose few features make chance matter more."""
+"""The number of points for a randomly drawn configuration, which has few features, so chance matters more."""
 
 POSITIONS_OF_DRAWN = 64
 """The smallest number of positions × points for a drawn configuration; shorter sequences get more points."""

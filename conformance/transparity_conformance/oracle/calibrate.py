@@ -34,7 +34,7 @@ from transparity_numpy.transformer import transformer
 
 
 class Permuted(np.ndarray[Any, np.dtype[Any]]):
-    """An array that adds the terms of sums in another order; results of operations on the array do so, too."""
+    """An array whose sums and matrix products add terms in another order. Operations return arrays of this class."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         given = [_plain(each) for each in inputs]

@@ -1,9 +1,9 @@
-"""Cases, which are small configurations of model families with parts that no preset has, and inputs of real text.
+"""Cases (small configurations of model families with parts that no preset has), and inputs of real text.
 
 A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no two
 axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row of that name, and lists
-only the fields that differ. The text is a passage (one token per character), or for an encoder-decoder, pairs of
-sentences (one token per word).
+only the fields that differ. A single stack reads a passage, with one token per character. An encoder-decoder reads
+pairs of sentences, with one token per word.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""The rows of `cases.json` that are not cases, and only serve as `like` of other rows."""
+"""The rows of `cases.json` that are not cases, but that other rows copy by `like`."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
 """The cases that cannot read the text: models of images or audio, and CLIP's text tower, which needs an end token."""

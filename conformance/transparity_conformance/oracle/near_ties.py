@@ -56,7 +56,7 @@ def _tied(
 ) -> np.ndarray:
     """Return a mask (batch, length, experts) of the experts in a near-tie.
 
-    `margin` comes from the logits, but also applies to scores, which have a smaller error than the logits.
+    `margin` is twice the tolerance of the logits; scores have smaller errors than logits.
     """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)

@@ -52,7 +52,8 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """JSON settings and arrays that determine the results, with `arrays`; None if they depend on anything else."""
+        """JSON settings and arrays that, together with `arrays`, determine the results; None if other data matters,
+        too."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -153,8 +154,8 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the point `index`. Round each result, pass the rounded result to `receive`, and
-        continue with it.
+        """Compute in `dtype` at the point `index`. Round each result, pass the rounded result to `receive`, and use it
+        in later operations.
 
         `choices` contains the experts that routers must choose, because another choice would change later results by
         more than rounding.

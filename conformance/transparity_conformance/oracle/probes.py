@@ -50,7 +50,7 @@ class Probe:
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
     visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
-    """A cache for `reach.features`: for each change of a field, whether it changes the reference's results."""
+    """A cache for `reach.features`: whether each change of a field changes the reference's results."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -99,8 +99,8 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a copy of a large model's probe whose oracle keeps only the activations `shown`, and calls `progress`
-    after each layer. Return other probes unchanged."""
+    """Return a copy of a large model's probe. The oracle of the copy keeps only the activations `shown`, and calls
+    `progress` after each layer. Return other probes unchanged."""
     if not probe.is_large:
         return probe
     lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
@@ -253,7 +253,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images. The second is the transpose of the first, and the third has only one color."""
+    """Draw random images. The second image is the transpose of the first, and the third has only one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -262,7 +262,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second is the reverse of the first; the third is silent after a quarter."""
+    """Draw random spectrograms. The second one reverses the first; the third is silent after a quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -395,7 +395,7 @@ def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
-    """Yield the probe with models of other sizes and the same tokens."""
+    """Yield copies of the probe with the same inputs and with models of other sizes."""
     for sizes in other_sizes(config):
         if sizes not in (probe.config, config):
             parameters = probe_parameters(sizes, 5)

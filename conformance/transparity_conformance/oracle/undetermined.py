@@ -157,7 +157,7 @@ Mask = np.ndarray
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and value. Missing parts are empty."""
+    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and activation. Missing parts are empty."""
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
@@ -219,7 +219,7 @@ class MaskParts:
         """Return the attention mask with some parts changed by `settings`, for faults of masks.
 
         `past`, `padding`, `window` and `window_kind` are functions that compute a part from this object. `begin` shifts
-        the chunks, `masks_padding` is whether to hide padding, and `inverted` inverts the mask.
+        the chunks, `masks_padding` says whether the mask hides padding, and `inverted` inverts the mask.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

@@ -1,10 +1,8 @@
 """Variants of the reference that imitate the rounding of other right programs.
 
-The oracle measures rounding at several points. The index of a point determines its variant:
-
-| index | position tables | sums over the keys | recurrences | Adam's correction | |---|---|---|---|---| | even | in
-float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 | | odd | the same
-| pairwise and in blocks, as in the reference | step by step | in Python's floats |
+The oracle measures rounding at several points. The index of a point determines its variant. All variants compute
+position tables in float32, by each of `FORMULAS` in turn. At even indices, long sums over keys are running totals,
+recurrences run in chunks, and Adam's correction is in float32. At odd indices, these computations follow the reference.
 
 The tolerance must cover the rounding of every variant. Sums in sequence have the largest error if many attention
 weights are equal, because equal rounding errors add up. Weights are equal only at point 0, where the arrays are
@@ -14,7 +12,7 @@ Tables: the reference computes angles in float64. Most programs use float32, in 
 error of some ulps of p.
 
 Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A running
-total, as in an online softmax, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If many keys have
+total, as in an online softmax, rounds at every key (Milakov and Gimelshein, 2018; Dao et al., 2022). If many keys have
 equal weights, such as padding under a weak mask, the errors add up. With 1,025 keys, a running total increases the
 error of the preset `walkthrough` 33 times.
 
@@ -128,7 +126,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Return the softmax over the last axis. The total is summed in sequence, but `np.sum` would sum pairwise."""
+    """Return the softmax over the last axis. Sum the exponentials in sequence; `np.sum` would sum pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -173,7 +171,7 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al. 2025, §3.3)."""
+    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al., 2025, §3.3)."""
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
         system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)
@@ -197,7 +195,7 @@ def state_space_rule(
 
 
 def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
-    """Return the output for each query and the final state; `change` returns the updates of all tokens in a chunk."""
+    """Return the output for each query and the final state; `change` returns how a chunk's tokens update the state."""
     *inputs, state = given
     reads = []
     for begin in range(0, query.shape[2], CHUNK):

@@ -86,8 +86,8 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 
 
 def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
-    """Judge generated tokens. If they are wrong, and the model has no table of positions, accept the tokens of a port
-    that reads more than `max_length` tokens."""
+    """Judge generated tokens. The reference reads the last `max_length` tokens. If a decoder has no table of positions,
+    also accept the tokens of a port that reads all tokens."""
     request, dtype = answered.request, answered.forward.dtype
     tokens, scores = (answered.answers.get(f"{answered.key}/{name}") for name in ("tokens", "scores"))
     assert tokens is not None
@@ -147,7 +147,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Replace the request's end token and parameters by the bundle's values, which another machine may have rounded."""
+    """Return the request with the end token and the parameters in a bundle, which another machine may have rounded."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -182,7 +182,7 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 
 
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
-    """Return one form of generation. Bundled requests use the first probe's model; further ones may use others."""
+    """Return one form of generation. All requests in bundles use the first probe's model."""
 
     def requests(forward: ForwardPass) -> Requests:
         return {f"{claim}.{i}": each for i, each in enumerate(of_probe(forward.first).first)}

@@ -41,7 +41,7 @@ class StepRequest:
     probe: Probe
     sizes: tuple[int, ...]
     parts: tuple[slice, ...] = (slice(None),)
-    """The rows of each batch. The port decodes the batches in turns, each with its own cache."""
+    """The rows of each batch. The port decodes one step of each batch in turn, with a separate cache for each batch."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -64,18 +64,17 @@ def step_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `sizes`, with the first steps merged so that no cached key changes later. If rotary angles change once the
-    text exceeds a length, the first step must exceed this length."""
+    """Return `sizes`, with the first steps merged if rotary angles change once the text exceeds a length. The first
+    step then exceeds this length, so the angles of cached keys do not change later."""
     limit, ends = max((each for each in config.angle_limits if each < sum(sizes)), default=0), list(accumulate(sizes))
     first = next(index for index, end in enumerate(ends) if end > limit)
     return (max(ends[first], limit + 1), *sizes[first + 1 :])
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Return requests that bundles do not contain.
+    """Return requests that bundles do not contain, with other chunks, batches, masks and lengths.
 
-    Some requests have large chunks, one row, two batches in turns, or a mask. Others decode the longest probe, or cross
-    a threshold. The first chunk of a long text is long or short.
+    Texts just longer than a threshold are decoded twice: with a long first chunk, and with a short first chunk.
     """
     probe = forward.first
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
@@ -101,17 +100,14 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _padded(length: int) -> tuple[int, int, int]:
-    """Return sizes for a batch with padding. The first chunk of a row may start with padding, or end with padding that
-    is followed by further tokens."""
+    """Return the sizes of three steps for a batch with padding. The first step may start or end with padding, and the
+    later steps contain further tokens."""
     return length // 2 + 1, 1, length - length // 2 - 2
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Return the sizes of steps.
-
-    If the length is one more than a threshold, the last two steps have one token each. The first of them reaches the
-    threshold, and the second exceeds it. Otherwise, return random sizes; the first exceeds most windows.
-    """
+    """Return the sizes of steps. If the text is one token longer than a threshold, the last step has one token, which
+    exceeds the threshold. Otherwise, the sizes are random after a first step that is longer than most windows."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1
@@ -188,14 +184,15 @@ def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
 
 
 def _notes(found: Mapping[Answered, Judged]) -> list[str]:
-    """Return where steps are wrong. If rotary angles change at some lengths, add that no cache can be right there."""
+    """Return a note about wrong and right steps, and a note about lengths at which rotary angles change."""
     says: dict[bool, list[str]] = {True: [], False: []}
     for answered, judged in found.items():
         says[judged.is_wrong].append(f"{answered.request.name} ({judged.probe})")
     right, wrong = ("; ".join(says[is_wrong]) for is_wrong in (False, True))
     boundary = f"step: wrong in these calls: {wrong}; right in these: {right or 'none'}"
     limits = sorted({limit for each in found for limit in each.request.probe.config.angle_limits})
-    across = f"step: not compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
+    beyond = f"beyond {' or '.join(map(str, limits))} tokens"
+    across = f"step: not compared if the text grows {beyond}, because rotary angles change there"
     return [*[boundary] * bool(wrong), *[across] * bool(limits)]
 
 

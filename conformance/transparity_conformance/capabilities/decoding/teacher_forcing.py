@@ -33,7 +33,7 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Describe where tokens have an invalid form; return an empty text if the form is valid.
+    """Describe the first violation of the rules for generated tokens; return an empty text without a violation.
 
     The prompt must be unchanged, all tokens must be in the vocabulary, and rows must be padded after their end. If all
     rows have ended, no token may follow.
@@ -60,8 +60,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Judge generated tokens by the first wrong token. Without a wrong token, use the token with the largest error. A
-    wrong prompt, padding or length has an infinite error. Cache the result, because the checker repeats calls."""
+    """Return the error of the first wrong token or, if no token is wrong, the largest error. A wrong prompt, padding or
+    length has an infinite error. Results are cached, because the checker repeats calls."""
     return _judged(request, tokens.astype(np.int64).tobytes(), tokens.shape, dtype)
 
 
@@ -78,7 +78,7 @@ def _judged(request: Request, content: bytes, shape: tuple[int, ...], dtype: str
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return by how much each new token's logit is below the largest logit (batch, steps), and the tolerance."""
+    """Return the largest logit minus the new token's logit, with the shape (batch, steps), and the tolerance."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -91,7 +91,7 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance of each random number from the interval of its sampled token (batch, steps), and the
+    """Return the distance (batch, steps) of each random number from the interval of the sampled token, and the
     tolerance. The distance is infinite if the token cannot be sampled. If rounding may change which tokens can be
     sampled, the distance is at most the tolerance."""
     assert request.uniforms is not None
@@ -132,7 +132,7 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Compare the port's scores with the true scores of its tokens. Compare the true scores with the best scores."""
+    """Compare the port's scores with the true scores of the port's tokens, and the true scores with the best scores."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)

@@ -4,7 +4,7 @@ A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each ed
 in the source, and the replacement of this text. `also` names edits that several rows share. A port with the fault
 returns the same results as the edited reference. In each table, the most likely fault comes first.
 
-Some faults in the loss and in gradient clipping depend on the number of ranks. Functions in this file create them.
+Functions in this file create the faults in the loss and in gradient clipping that depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Edited:
     function: str
     imported: tuple[str, ...]
     call: Run | None = None
-    """A function that calls the edited function (its first argument); None to call it directly."""
+    """A function whose first argument is the edited function; None if the fault only needs the edited function."""
 
     @functools.cached_property
     def run(self) -> Run:
@@ -154,7 +154,7 @@ PARTS: dict[str, Split] = {
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults of a loss on several ranks, most likely first. On one rank, there are none."""
+    """Return the known faults of a loss on several ranks, most likely first. Return no faults for one rank."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
@@ -197,7 +197,7 @@ def _of_parts(
     targets: np.ndarray,
     pad_id: int | None,
 ) -> np.ndarray:
-    """Return the loss of a port that computes the mean loss of each part, and applies `combine` to these means."""
+    """Return the loss of a port that splits the tokens into `count` parts and combines the mean losses of the parts."""
     means = [
         cross_entropy(x, y, pad_id) if (y != pad_id).any() else logits.dtype.type(empty)
         for x, y in zip(split(logits, count), split(targets, count), strict=True)
@@ -215,7 +215,7 @@ OF_RANKS = "clip-norm-of-ranks"
 
 
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults of gradient clipping. On one rank, or without sharded parameters, there are none."""
+    """Return the known faults of gradient clipping. Return no faults for one rank, or without sharded parameters."""
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []

@@ -150,14 +150,14 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error once `settled` replaces gradients of the port; infinity if one is still wrong."""
+        """Return the largest error with the gradients in `settled`; infinity if any gradient is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults on several ranks: gradients of only one rank, or off by a factor of the number of ranks."""
+        """Yield faults of several ranks: gradients of only one rank, or gradients off by the factor `ranks`."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -174,7 +174,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", why, factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield causes: missing gradients, or a common factor. `actual` has the port's derivatives."""
+        """Yield a cause if gradients are missing or have a common factor. `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):
@@ -224,7 +224,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """Return the forward pass for only the rows of `probe`. For a large model, leave out the logits."""
+    """Return the forward pass with the rows of `probe` only. For a large model, leave out the logits."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -310,7 +310,7 @@ def _judge_one(
 
 
 def _left_out(way: Way, answers: Answers, calls: Collection[str]) -> tuple[dict[str, str], CapabilityResult]:
-    """Return the reason for each gradient that the port calls unknown, and these gradients as not compared."""
+    """Return the reason for each gradient that the port declares unknown, and a result that lists these gradients."""
     unknown = {name: str(why) for call in calls for name, why in _named(answers, f"{call}/unknown.").items()}
     by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
     return unknown, not_compared(*(f"{way.claim}: {some(names)}: {why}" for why, names in by_reason.items()))
@@ -321,7 +321,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Judge the loss that the port returned with the gradients; return the result, and the loss function if known."""
+    """Judge the loss that came with the gradients. Return the result, and the port's loss function or None."""
     claim = f"{way.claim}.loss" if way.is_optional else "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)
@@ -333,7 +333,7 @@ def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> t
 
 
 OPTIONS = {"micro_batches": 2, "checkpointing": True, ROUTERS: 1.0}
-"""Arguments of `loss_and_gradients`, with the values that the checker passes. Only the last changes the gradients."""
+"""Arguments of `loss_and_gradients`, with the values that the checker passes. Only `ROUTERS` changes the gradients."""
 
 
 def _way(claim: str, **further: Any) -> Way:

@@ -1,8 +1,8 @@
 """The auxiliary loss that balances the load of experts, as `transformers` defines it for Mixtral.
 
-The loss is E · Σ_e f_e · P_e. f_e is how often a token chooses the expert e, and P_e is the mean probability of e. Both
-are means over the tokens of all layers, without masked padding. In Fedus et al. 2022, eq. 4 to 6, a token chooses one
-expert.
+The loss of E experts is E · Σ_e f_e · P_e. The share of tokens that choose the expert e is f_e, and the mean
+probability of e is P_e. The share and the mean are over the tokens of all layers, without masked padding. In the
+original loss (Fedus, Zoph and Shazeer, 2022, equations 4 to 6), each token chooses one expert.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _by_layer(combine: Callable[..., Any], layers: Layers, count: int) -> np.nda
 
 
 ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, functools.partial(_divided, lambda layers, count: count))
-"""The loss, and the loss divided by the number of choices per token: both are in use."""
+"""The accepted losses: published code uses the loss with or without a division by the number of experts per token."""
 
 
 def no_loss(layers: Layers, count: int) -> np.ndarray:
@@ -91,9 +91,9 @@ def why_no_router_loss(probe: Probe, dtype: str) -> str:
 
 @kept_in(0)
 def router_loss(probe: Probe, rule: Rule) -> RouterLoss | None:
-    """Return a function of the routers' logits for one batch. Padding counts unless a mask hides it from queries.
+    """Return a function of the routers' logits that computes one batch's auxiliary loss; None for `no_loss`.
 
-    Return None for `no_loss`, whose derivatives are known.
+    Padding tokens count unless a mask hides them from queries.
     """
     if rule is no_loss:
         return None
@@ -129,8 +129,7 @@ def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tupl
     """Judge the sum of the cross-entropy and the auxiliary loss.
 
     Returns:
-        The result, and the rule that the port seems to compute. The rule is the right rule if there is no `loss`, or if
-        no rule fits.
+        The result, and the rule that the port seems to compute; by default, `load_balancing_loss`.
     """
     claim = f"gradients.{OPTION}.loss"
     if loss is None:

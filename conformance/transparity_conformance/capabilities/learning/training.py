@@ -53,8 +53,8 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
-    """Return a tiny version of a configuration, because the reference differentiates by each number in the parameters
-    separately. Sizes that may be sharded are multiples of `ranks`."""
+    """Return a tiny version of a configuration, because the reference computes the derivative for each parameter
+    element separately. Sizes that may be sharded are multiples of `ranks`."""
     grouped = config.key_value_heads < config.num_heads
     shared = grouped and (ranks == 1 or config.key_value_heads == 1)
     heads = max(2, ranks * (1 + (grouped and not shared)))

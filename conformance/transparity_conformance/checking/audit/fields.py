@@ -35,7 +35,7 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens. In all variants, both exceed the windows, buckets and original lengths."""
+"""The numbers of source and target tokens. In most variants, both exceed the windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
 """The rows of `mixed_inputs` in which every query sees a token: without padding, padded on the right, padded inside."""
@@ -63,7 +63,7 @@ class AuditProbe(Probe):
 
     def is_off(self, logits: np.ndarray) -> bool:
         """Return whether the error exceeds rounding. If the error is slightly too large, measure rounding again: first
-        with sequential sums, then with more copies of the weights, each slightly changed."""
+        with sequential sums, then with more perturbed copies of the weights."""
         error = self.error(logits)
         if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
             self.oracle.measure_again(self.dtype)
@@ -72,8 +72,8 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the error relative to the reference with another configuration and other parameters. Return None if
-        the error exceeds rounding, or if the parameters do not fit the configuration."""
+        """Return the largest difference from the reference's logits for another configuration and other parameters.
+        Return None if the difference exceeds rounding, or if the parameters do not fit the configuration."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None
@@ -141,7 +141,7 @@ KEPT = 4
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """Return a call whose result shows whether a port ignores the change; None if there is no such call."""
+    """Return a call whose logits show whether a port ignores the change; None if no call shows this."""
     for tiny in (False, True):
         probe = probe_of(variant.config, dtype, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
@@ -151,9 +151,9 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants that make the same change. Each has a call whose logits the variant changes, or None if no call
-shows the change. The audit tries the second variant if the port refuses the first, or if the first error may be
-chance."""
+"""One or two variants that make the same change, each with a call that shows the change; None if no call shows the
+change. The audit tries the second variant if the port refuses the first variant, or if the first error is small enough
+to be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)

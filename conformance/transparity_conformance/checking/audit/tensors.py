@@ -49,7 +49,7 @@ class TensorFile:
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Return (description, remaining error) of values that reproduce the logits if they replace these tensors."""
+        """Find values that reproduce the logits in place of these tensors; return (description, remaining error)."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
@@ -146,7 +146,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Test whether the port reads each tensor, and fails without it. If the port is wrong, also change each tensor."""
+    """Test whether the port fails without each tensor and, if the port is wrong, whether each tensor affects logits."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
@@ -166,8 +166,8 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
 
 
 def _reported(port: Audited, file: TensorFile) -> set[str]:
-    """Return the tensors whose absence the loader reports by name. Remove half of the needed tensors at once: most
-    loaders report all missing tensors, so few tensors remain to be removed one by one."""
+    """Remove half of the needed tensors, then the other half; return the names that the loader reports. Most loaders
+    report all missing tensors, so few tensors remain to be removed one by one."""
     names = [name for name in file.parameters if name in file.needed]
     halves = (names[::2], names[1::2]) if file.folder is not None and len(names) > 2 else ()
     with contextlib.suppress(PortError):  # the port's process ended, so remove each tensor separately

@@ -101,12 +101,12 @@ DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
 @dataclass(frozen=True, eq=False)
 class Variant:
     name: str
-    """The changed field of config.json; if several fields changed, the first."""
+    """The changed field of config.json, or the first of several changed fields."""
     value: str
     """The new value as JSON, or `absent`. If the rotary fields have another form, the text also describes this form."""
     config: TransformerConfig
     before: TransformerConfig
-    """The model that a port has if it ignores the change."""
+    """The configuration of a port that ignores the change."""
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None
@@ -116,7 +116,7 @@ class Variant:
 
 
 Write = Callable[[TransformerConfig], Fields | None]
-"""A function that returns the config.json of a configuration; None if the family cannot express it."""
+"""A function that returns the config.json of a configuration; None if the family cannot express the configuration."""
 
 Changed = list[Variant]
 """Variants that make the same change. The audit uses the first variant that changes the logits."""
@@ -199,7 +199,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield variants of two rotary models, whose fields have an older form, or the form of transformers 4 or 5."""
+    """Yield variants of two rotary models, with the rotary fields of transformers 4 or 5, or in an older form."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):

@@ -36,7 +36,7 @@ class Key:
 
 
 ANY = ""
-"""The field of a key that llama.cpp requires, and whose value changes no logits."""
+"""Marks a metadata key that llama.cpp requires, but whose value changes no logits."""
 
 SIZES = (
     Key("context_length", ANY),
@@ -74,7 +74,7 @@ SHAPES = {key.field for key in (*SIZES, *GROUPED) if isinstance(key.field, str)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The field of the configuration that sets a property, if the property has another name."""
+"""For each property that is not a field of the configuration, the field that sets this property."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
@@ -85,8 +85,8 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the configuration's fields with the wrong values. Instead of the fields,
-    return None if a shape depends on a wrong field, or if no single field corresponds to a wrong key."""
+    """Return a fault for each wrong key, and the wrong values by field of the configuration. If a shape depends on a
+    wrong field, or if no single field corresponds to a wrong key, return None instead of these values."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -122,7 +122,7 @@ def _yarn_scale(config: TransformerConfig) -> float:
 
 
 def _kind(kind: Any, factor: Any) -> tuple[Any, float]:
-    """Return a rotary scaling by a kind and a factor. Without a factor, llama.cpp scales nothing."""
+    """Return (kind, factor) of a rotary scaling. Without a factor, llama.cpp does not scale angles."""
     number = float(factor) if isinstance(factor, int | float) and factor else 1.0
     return ("none", 1.0) if kind == "none" or number == 1 else (kind, number)
 

@@ -32,9 +32,9 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
     """Return the grid step of the type at every number of `right`; None for a type with an unknown grid. Numbers with a
-    shared scale are rounded to a grid of 2ᵇ points for b bits. With llama.cpp's quantizers, the largest
-    root-mean-square error of a block is 0.71 steps for random ±1, and 0.36 steps for other rows. If a block contains
-    the values of another row, its error is at least 1.1 steps in a type of 2 bits."""
+    shared scale are rounded to a grid of 2ᵇ points for b bits. With llama.cpp's quantizers, a block's root-mean-square
+    error is at most 0.71 steps for random ±1, and 0.36 steps for other rows. If a block contains the values of another
+    row, its error is at least 1.1 steps in a type of 2 bits."""
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:
@@ -59,7 +59,7 @@ def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: A
 
 
 def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
-    """Return whether numbers equal `right` within one step of the type, plus one rounding to float32."""
+    """Return whether each block's error is at most one step of the type, plus one rounding to float32."""
     steps = step(right, kind)
     if steps is None or found.shape != right.shape:
         return False

@@ -34,7 +34,7 @@ INTERRUPTED = "the check was interrupted: later comparisons are missing, and som
 
 
 class LastReport:
-    """The latest report on a port. A call stores a new report, and passes it to `located`."""
+    """The latest report on a port. A call of this object stores a new report, and passes the report to `located`."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report
@@ -45,7 +45,7 @@ class LastReport:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """On Ctrl-C, raise `Interrupted` with the report if it contains a divergence."""
+        """If the report contains a divergence, turn Ctrl-C into `Interrupted` with this report."""
         try:
             yield
         except KeyboardInterrupt as ended:
@@ -112,7 +112,7 @@ class Evidence(LastReport):
     recorded: RecordedPort = NOT_ASKED
     """The operations of a port with wrong logits, if they were recorded."""
     answer: Answer | None = None
-    """The wrong logits of a recorded port, with the single faults that reproduce them."""
+    """The wrong logits of a recorded port, and the faults that each reproduce these logits."""
     is_wrong_reported: bool = False
     """Whether `located` already got a report on a wrong result."""
     one_rank: RanksComparison | None = None
@@ -175,6 +175,6 @@ class Evidence(LastReport):
 
     @property
     def judged_ranks(self) -> int:
-        """Return the number of ranks if the sharding may be wrong. Return 1 if several ranks agree with one rank."""
+        """Return the number of ranks, or 1 if several ranks agree with one rank, because the sharding is then right."""
         is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
         return self.ranks.ranks if is_sharding else 1

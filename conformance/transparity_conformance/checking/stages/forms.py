@@ -45,7 +45,7 @@ class Part:
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function of an array of the reference. The function extracts the part that the port's result contains."""
+    """A function that extracts, from an array of the reference, the part that the port's result contains."""
     read: Read = lambda theirs, shape: theirs
     """A function that arranges the port's result like the reference's array, given this array's shape. The function
     raises `OtherForm` or `ValueError` for a result in another arrangement."""
@@ -141,7 +141,7 @@ class AnswerForm(Compared):
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the logits in a result. If the result is in another form, return it unchanged."""
+        """Return the logits in a result; return a result in another form unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):
@@ -164,9 +164,9 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None for plain logits, and for a model with one output per row. Prefer a
-    form whose values agree, then logits, then the smallest error. Forms whose values disagree must be logits, or have
-    the axes of logits."""
+    """Return the form of a port's results; None for plain logits, and for a model with one output per row. Prefer forms
+    whose values agree, then logits, then the smallest error. Skip forms with wrong values, except for logits and for
+    forms with the axes of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

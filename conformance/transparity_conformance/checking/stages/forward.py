@@ -124,8 +124,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the reference, and find causes and lines. If the causes show that operations were
-    matched to wrong taps, match the operations again, given these causes."""
+    """Compare the results with the reference, and find causes and lines. If the causes contradict the matches of
+    operations and taps, match the operations again, given the causes."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -176,8 +176,8 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 
 def build_again(evidence: Evidence) -> None:
-    """If a fault has no cause, build the port again. If the logits change, the cause is a random weight or, at the
-    logits of a tied head, a head that is not tied."""
+    """If a fault has no cause, build the port again. If the logits then change, the cause is a random weight. If only
+    the logits of a model with a tied head are wrong, the cause is that the port does not tie the head."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
@@ -215,8 +215,8 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error on a probe, unless the port also diverges, because the divergence may have caused the
-    error. Add a note if a loader received the checkpoint's own folder."""
+    """Raise the port's error on a probe, unless the report contains a divergence, which may have caused the error. Add
+    a note if a loader received the checkpoint's own folder."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
@@ -309,17 +309,16 @@ def told_in(report: Report, probe: Probe) -> Combination:
 
 
 def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool:
-    """Return whether `seen` contains the taps at which a fault acts, and all taps of the same sublayers. If so, the
-    fault is certain at this length, although the port may run another branch of its code at other lengths."""
+    """Return whether `seen` contains the taps at which a fault acts, and all taps of the same sublayers. The port then
+    certainly has the fault at this length, even if the port runs other code at other lengths."""
     scopes = {scope_of(site) for site in hypothesis.sites} - {""}
     needed = {*hypothesis.sites, *(tap for tap in probe.oracle.expected if scope_of(tap) in scopes)}
     return bool(hypothesis.sites) and needed <= {*seen}
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether faults that explain a wrong call at another size would also change the logits of a probe, on which
-    the port is right. For example, an additional key of zeros acts like an attention sink, but a port may pad keys only
-    at some lengths."""
+    """Return whether the faults `told` change the logits of a probe, although the port is right on all probes. For
+    example, an additional key of zeros acts like an attention sink, but a port may pad keys only at some lengths."""
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):
             wrong = walk(probe, {}, told, until="logits")["logits"]

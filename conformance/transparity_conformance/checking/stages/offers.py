@@ -79,17 +79,17 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _without_masks(reached: list[ReachProbe], forward: Any) -> tuple[list[ReachProbe], CapabilityResult]:
-    """If the port's steps take no attention mask, leave out the calls with a mask."""
+    """If the port's `step` has no argument `attention_mask`, leave out the calls with a mask."""
     masked = [probe for probe in reached if probe.model.name == GIVEN_A_MASK]
     signature = signature_of(forward.step) if masked and has_method(forward, "step") else None
     if signature is None or "attention_mask" in signature.parameters:
         return reached, CapabilityResult()
-    says = "step: not compared with padding, because it has no argument attention_mask"
+    says = "step: not compared with padding, because the method has no argument attention_mask"
     return [probe for probe in reached if probe not in masked], not_compared(says)
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities, or none if the forward pass rounds more than declared: all capabilities use it."""
+    """Compare all capabilities, or none if the forward pass has a lower precision than declared."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -132,13 +132,13 @@ def compare_history(
 
 
 Again = Callable[[], Divergence]
-"""Repeats the requests of a claim that agreed; returns an unknown fault, or an error of 0."""
+"""A function that repeats a claim's requests, and returns a new fault, or a divergence with the error 0."""
 
 
 def _requests(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability]
 ) -> list[tuple[str, Again]]:
-    """Return the methods whose claims agreed, and a function that repeats each claim's requests."""
+    """Return, for each claim that agreed, the port's method, and a function that repeats the claim's requests."""
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     short = dataclasses.replace(forward, reached=())  # do not repeat calls of other sizes
@@ -155,7 +155,7 @@ def _requests(
 def _calls(
     port: BuiltPort, forward: ForwardPass, requests: Sequence[tuple[str, Again]], count: int
 ) -> Iterator[tuple[str, Divergence]]:
-    """Make the calls of a history; yield what a wrong result means, and the result's error."""
+    """Make the calls of a history; for each call, yield the message for a wrong result, and the error."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after training or generation", config, parameters, inputs)

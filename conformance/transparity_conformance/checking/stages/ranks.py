@@ -1,8 +1,8 @@
 """The stages for several ranks: compare several ranks with one rank, replicas with each other, and dropout masks.
 
 If the same code returns different results on several ranks and on one rank, beyond rounding, the sharding is wrong. A
-port may have a method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Each rank
-must drop different entries of its shard, but the same entries of a replicated value.
+port may have a method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Ranks must
+drop different entries of their shards, but the same entries of a replicated value.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Compare the results of the same code on several ranks and on one rank; inconclusive if the run on one rank
-    fails."""
+    """Compare the results on several ranks and on one rank. If the run on one rank fails, return `inconclusive`."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -100,7 +99,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add a claim that replicas are equal. Add a fault if they differ by more than the largest relative budget."""
+    """Add a claim that replicas are equal. Add a fault if replicas differ by more than the largest relative budget."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)

@@ -253,7 +253,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 
 
 def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
-    """Find the shortest wrong prompt. Try the prompt that ends at the first wrong position, then bisect."""
+    """Find the shortest wrong prompt. Try the prompt that ends at the first wrong position; if it is right, bisect."""
     dtype, wrong = evidence.arguments.dtype, len(errors)
 
     def call(length: int) -> bool:

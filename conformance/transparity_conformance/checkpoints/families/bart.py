@@ -1,7 +1,7 @@
 """BART (Lewis et al., 2020), Marian (Junczys-Dowmunt et al., 2018), OPT (Zhang et al., 2022) and Whisper.
 
-Marian is a translation model. OPT is BART's decoder with pre-norm, without an encoder. Whisper (Radford et al., 2022)
-has an encoder of log-mel frames and a text decoder; the reference does not compute the spectrogram.
+Marian is a translation model. OPT has only a decoder: BART's decoder with pre-norm. Whisper (Radford et al., 2022) has
+an encoder of log-mel frames and a text decoder; the reference does not compute the spectrogram.
 """
 
 from __future__ import annotations

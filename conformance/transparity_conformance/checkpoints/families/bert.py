@@ -31,7 +31,7 @@ def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow
 
     An untied masked-language head is not imported, because `transformers` never reads one of its two biases. `model` is
     the class with this head, and `tensor` is a weight that only this head has. `with_gelu` means that the head always
-    uses GELU, even if the layers have another activation.
+    uses GELU, even if the layers have another activation function.
     """
 
     def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rota
 from transparity_conformance.checkpoints.tables.rows import Fields
 
 LINEAR = "linear_attention"
-"""The name of a layer with a recurrence in `layer_types`."""
+"""The name in `layer_types` of a layer with a recurrence."""
 
 RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
@@ -141,7 +141,7 @@ def _packed_mamba2(config: TransformerConfig) -> Table:
 
 
 def _limits(fields: Fields) -> dict[str, Any]:
-    """Return the bounds of the time step, with None for infinity and for the largest float32."""
+    """Return the bounds of the time step; None replaces infinity and the largest float32."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
@@ -151,7 +151,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds, and a `chunk_size` that is about a quarter of the length. The size changes only rounding."""
+    """Return the bounds of the time step, and a `chunk_size` of about a quarter of the length, for other rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

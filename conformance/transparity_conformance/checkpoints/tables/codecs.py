@@ -120,7 +120,7 @@ class Family:
     always: Fields
     """The `TransformerConfig` fields that are equal in all models of the family."""
     rows: Sequence[FieldRow]
-    """The rows for the fields of config.json. If rows set the same value, the last row without `ours` counts."""
+    """The rows for the fields of config.json. If several rows set a field, the last row without `ours` wins."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """For fields of config.json that are only partly supported, the supported values."""
     unneeded: Collection[str] = ()
@@ -137,7 +137,7 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors that a file may store. A tensor with other values is a parameter."""
+    """Functions that compute tensors, such as sinusoids. A tensor in a file with other values is a parameter."""
     classifier: Classifier | None = None
 
     def variant(
@@ -192,7 +192,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. `read` inverts this if the family can express the configuration."""
+        """Convert a configuration to config.json. `read` is the inverse if the family can express the configuration."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)

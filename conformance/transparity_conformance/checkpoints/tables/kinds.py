@@ -71,7 +71,7 @@ def used_window(fields: Fields) -> Any:
 
 
 def check_window(fields: Fields, kinds: Any) -> None:
-    """Raise `CheckpointError` if a layer needs a window, but the file turns windows off or has none."""
+    """Raise `CheckpointError` if a layer needs a window, but config.json turns windows off or has no window size."""
     if used_window(fields) is None and kinds != [FULL] * row.as_layers(fields):
         expected = "true, with a sliding_window, because layer_types names a layer with a window"
         raise row.wrong("use_sliding_window", fields["use_sliding_window"], expected)

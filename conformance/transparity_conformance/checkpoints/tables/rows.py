@@ -94,7 +94,7 @@ def as_head_width(
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
     """Invert a conversion that rounds. Return the first candidate that is `right`, or a right float near the last
-    candidate. If there is neither, return the last candidate."""
+    candidate, or else the last candidate."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
@@ -149,8 +149,8 @@ def _same(value: Any) -> Any:
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
     """Return a row for a field that has another name in `TransformerConfig`, but the same value.
 
-    `ours` is this name, or several names. `default` is the value that `transformers` uses for a missing field.
-    `written` is the attribute that is written to config.json, by default the first of `ours`.
+    `ours` is the name, or several names, in `TransformerConfig`. `default` is the value that `transformers` uses for a
+    missing field. `written` is the attribute that is written to config.json, by default the first of `ours`.
     """
     row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
@@ -227,7 +227,8 @@ def unwritten(config: TransformerConfig) -> dict[str, Any]:
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """Return a row for the special tokens that `transformers` uses by default: `pad`, `bos`, `eos`, `decoder_start`."""
+    """Return a row with the defaults in `transformers` of the special tokens `pad`, `bos`, `eos` and
+    `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 

@@ -122,7 +122,7 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction; used parameters come first."""
+        """Return each parameter's derivatives in float64, one per direction, in the order of the parameters' use."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -198,10 +198,10 @@ def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters. Nearly any of them reveals a wrong gradient."""
+"""The number of directions that change all parameters. Almost every direction reveals a wrong gradient."""
 
 FAINTEST = 1e-2
-"""Directions are divided by the norm of the parameter's gradient, or at least by this share of the median norm.
+"""A parameter's directions are divided by the norm of the gradient, and at least by this share of the median norm.
 
 The true gradient of a key's bias is often 0, and division by a tiny norm would amplify rounding.
 """

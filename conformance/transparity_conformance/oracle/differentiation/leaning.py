@@ -1,8 +1,8 @@
 """Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives.
 
-In a large model, most of the time is needed to read the matrices. Here, each matrix is read once for all directions.
-The perturbation of a matrix is the outer product of two vectors. Its effect is added to the matrix product, so no
-perturbed matrix is stored.
+A large model spends most of its time on reading matrices, so each matrix is read once for all directions. The
+perturbation of a matrix is the outer product of two vectors. The effect of the perturbation is added to the matrix
+product, so no perturbed matrix is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""An array (directions, size) for each axis. Direction k is the outer product of row k of each array."""
+"""One array (directions, size) for each axis of a parameter. Direction k is the outer product of the arrays' rows k."""
 
 
 class Leaning(NDArrayOperatorsMixin):
@@ -68,7 +68,7 @@ class Leaning(NDArrayOperatorsMixin):
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Look up rows of a matrix: indices (#batch, …) select (batch, …, in). Append two axes to a vector."""
+        """Look up rows of a matrix: indices (#batch, …) select (batch, …, in). A vector allows `[:, None, None]`."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"

@@ -32,7 +32,7 @@ SHOWS = 1e-5
 """A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
-"""A field and its change. The change is `=` with another choice, an operation such as `*10`, or `alike`.
+"""A field and its change. The change is `=` followed by another choice, an operation such as `*10`, or `alike`.
 
 The change `alike` makes all layers the same kind.
 """

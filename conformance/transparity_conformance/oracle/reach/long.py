@@ -1,8 +1,8 @@
 """Long prompts: calls with thousands of positions, whose logits are compared in blocks.
 
-The oracle stores the input of the head, and computes the logits of a few positions at a time. It computes attention for
-a few queries at a time, which gives the same results, because each query has its own softmax. The memory grows neither
-with the square of the length nor with the vocabulary.
+The oracle stores the input of the head, and computes the logits of a few positions at a time. The oracle computes
+attention for a few queries at a time, with the same results, because each query has its own softmax. The memory grows
+neither with the square of the length nor with the vocabulary.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _score_bias(
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
     """Return a range of keys that contains all keys that a block of queries sees.
 
-    If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the first
-    and the last query of the block determine the range, because no query between them sees earlier or later keys.
+    If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the range
+    extends from the first query's first key to the last query's last key, because later queries see no earlier keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -186,7 +186,7 @@ class LongOracle:
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
     def noise(self, dtype: str) -> float:
-        """Return the reference's own error in `dtype`, with the position tables of `farthest_formula`."""
+        """Return the reference's own error in `dtype`, with position tables by the least exact formula."""
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]
@@ -249,7 +249,7 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return long prompts, shortest first. Raise `ConfigError` if one exceeds `max_length` or the memory."""
+    """Return long prompts, shortest first. Raise `ConfigError` if a prompt exceeds `max_length` or the memory."""
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(
@@ -280,7 +280,7 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether the logits at a position do not depend on later tokens.
 
-    This holds for a decoder with an exact mask, if rotary angles do not depend on the length, and positions count all
-    tokens.
+    The model must be a decoder with an exact mask, whose rotary angles do not depend on the length, and whose positions
+    count all tokens.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

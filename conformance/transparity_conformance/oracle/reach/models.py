@@ -90,7 +90,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Measure the error of the first `points` ways to sum (`variants`). Return the largest error so far."""
+        """Measure the error at the first `points` points (see `variants`). Return the largest error so far."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -130,8 +130,8 @@ class ReachProbe(Probe):
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
         """Return the tolerance of the logits, which is at least the tolerance of short calls of the same model.
 
-        The error at one point may be small by chance. With `in_sequence`, also measure the rounding error when sums
-        over keys are running totals, which takes longer.
+        The error at one point may be small by chance. With `in_sequence`, also measure the error at point 0, where sums
+        over keys are running totals. This measurement takes longer.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
@@ -154,15 +154,16 @@ class ReachModel:
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls, the most informative first. If the model reads masks, a call with another mask follows. The calls
-        of `_in_turns` are last."""
+        """The calls, the most informative first. If the model reads masks, one call is repeated with another mask. The
+        calls of `_in_turns` come last."""
         maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
         repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
         found = [self.probe(*call) for call in self.calls]
         return found + [self.probe(*call, "another mask") for call in repeated] + self._in_turns(found)
 
     def _in_turns(self, found: Sequence[ReachProbe]) -> list[ReachProbe]:
-        """Return a text, two of its tokens, and the text: a port may take a token for the next of an earlier text."""
+        """Return calls with a text, with single tokens of this text, and with the text again. A port may mistake a
+        single token for the next token of the earlier text."""
         texts = [probe for probe in found if probe.batch == 1 and probe.lengths[-1] > 1]
         if not texts or not any(probe.batch == probe.lengths[-1] == 1 for probe in found):
             return []
@@ -225,8 +226,8 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
     """Write padding into some rows of `tokens`; `number` is the index of this input.
 
-    Consecutive padding is shorter than a sliding window, so that every query sees a token. If a call is just longer
-    than a threshold, its last input does not end with padding, which might cover all positions beyond the threshold.
+    Consecutive padding is shorter than a sliding window, so that every query sees a token. The last input of a call
+    just longer than a threshold does not end with padding, which might cover all positions beyond the threshold.
     """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
@@ -243,7 +244,8 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
     """Return an attention mask and token types, if the model reads them.
 
     The sum of batch size, length and `masks` determines what the mask hides. The mask hides no tokens, or padding and
-    one other token of each row, or padding and some first tokens. Rows differ, and their lengths are not in order.
+    one other token of each row, or padding and some first tokens. The masks of the rows differ, and the rows' lengths
+    are not in order.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
@@ -304,8 +306,8 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If `reached` is not 0, other calls already cover lengths up to `reached`. Then return only a few short calls, and
-    calls longer than `reached` just beyond thresholds.
+    If other calls already cover lengths up to `reached`, the calls are short, or of length `RAGGED`, or near a
+    threshold above `reached`.
     """
     calls = list(_calls(config, config.max_length))
     if reached:
@@ -371,8 +373,8 @@ SPECIAL_TOKENS = ("pad_id", "bos_id", "eos_id")
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
     """Return the configuration with small sizes, or the given `sizes`.
 
-    Special tokens beyond a small vocabulary get other ids. With a vocabulary that contains the end token of GPT-2, a
-    thousand logits would take 400 MB.
+    Special tokens beyond a small vocabulary get other ids. With a vocabulary up to GPT-2's end token, the logits of a
+    thousand positions would take 400 MB.
     """
     small: dict[str, Any] = {
         name: min(size, PROBE_SIZES[name])

@@ -22,7 +22,7 @@ LONGEST_THRESHOLD = 4097
 SHORT = 17
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""The batch sizes of short calls, in turn."""
+"""The batch sizes of short calls, used in turn."""
 
 
 CHUNKS = (64, 256)

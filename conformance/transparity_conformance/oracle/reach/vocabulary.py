@@ -70,11 +70,8 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, repeated if there are
-    more positions.
-
-    With fewer positions than token ids, return evenly spaced ids.
-    """
+    """Return the tokens of an input, (calls, batch, length). The tokens are all token ids in ascending order, repeated
+    if there are more positions, or evenly spaced ids if there are fewer positions."""
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     if count < len(every):

@@ -479,7 +479,8 @@ def compare(
 
 
 def main() -> None:
-    """Run the command, and exit with 0, 1, 2 or 3. An uncaught exception would exit with 1, like a wrong port."""
+    """Run the command, and exit with 0, 1, 2 or 3. Catch all exceptions, because an uncaught exception would exit with
+    1, the code of a wrong port."""
     code = BAD_INPUT
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -528,7 +529,8 @@ def _complain_of_ours(error: BaseException) -> None:
 
 
 def _flushed() -> bool:
-    """Flush the output; return False if standard output is closed. Redirect closed streams, to avoid errors at exit."""
+    """Flush the output; return False if standard output is closed. Redirect closed streams to the null device, because
+    Python flushes them again at exit."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -627,7 +629,7 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 class TerminalOutput:
     """The output of a check in the terminal: a progress bar, which disappears, and the result.
 
-    For several configurations, print a line for each as soon as its verdict is known, and finally the divergences.
+    With several configurations, `show` prints a line about each verdict, and `end` prints the divergences.
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
@@ -636,7 +638,8 @@ class TerminalOutput:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Print a user's mistake as one sentence. If a file goes to standard output, print nothing else there."""
+        """Print an error of the user as one sentence. If a file is written to standard output, print everything else to
+        standard error."""
         with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield

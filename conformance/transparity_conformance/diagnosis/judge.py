@@ -142,7 +142,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the report. The verdict can be `agrees` only if `complete`."""
+    """Return the report, whose verdict can be `agrees` only if the comparison is `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
@@ -182,8 +182,9 @@ def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]
 
 
 def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
-    """Return the divergences to report, and the first place, if activations were matched. The errors of matched
-    activations include another order of features, so they do not show the first place."""
+    """Return the divergences to report, and the first wrong tap, for a port whose operations were matched with taps by
+    value. The end-to-end errors of such a port do not show the first wrong tap, because its features may have another
+    order."""
     told = with_effect(divergences)
     return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 
@@ -196,7 +197,7 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
     """Drop unexplained divergences that change no logits, because a right port may exceed an activation's budget. Keep
-    all divergences if none changes the logits."""
+    all divergences if all would be dropped."""
     effects = [(each, each.impact) for each in divergences]
     told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
     return told or divergences

@@ -67,7 +67,8 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's with faults; 0 where a convention decides the right value."""
+        """Return the port's value minus the reference's value with faults; 0 where a convention decides the right
+        value."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, for example by moving a norm
             return np.array([np.inf])

@@ -14,7 +14,8 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""Up to this difference, in budgets, the budget is measured again with the fault in the reference."""
+"""If a difference is at most this multiple of the budget, the budget is measured again with the fault in the
+reference."""
 
 LUCK = Threshold(
     4.5, "in 144 models with large scores, a right program's error reached 4.5 × the budget from three sets of weights"

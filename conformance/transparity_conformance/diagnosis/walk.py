@@ -124,7 +124,7 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults, and the places at which the faults act."""
+    """A model with faults, and the parameters and taps that the faults change."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -231,7 +231,8 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` is the walk."""
+    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` contains the values of
+    the walk with `values`."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 

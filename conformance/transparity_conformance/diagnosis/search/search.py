@@ -130,9 +130,9 @@ class Search:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fault whose number
         is fitted.
 
-        If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
-        and ten times as many candidates act at only some taps. Numbers are first fitted at the taps of the best faults.
-        In a model with two stacks, all fits would exceed the work of a search.
+        If only logits are known, faults at all possible taps come first, because most ports run the same code in all
+        layers. Ten times as many candidates act at only some taps. Numbers are first fitted at the taps of the best
+        faults. In a model with two stacks, fits at all taps would exceed the work of a search.
         """
         is_whole = self.segment.is_whole_model
         if depth and is_whole:
@@ -220,7 +220,8 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each fault in `best` with a fitted number, to fit the number with each partner."""
+        """For each fault in `best` that has a fitted number, yield the best partners, so that its number is fitted
+        again with each partner."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -348,7 +349,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference in budgets, preferably with the first configuration."""
+    """Return the probe whose difference is the largest multiple of its budget. Prefer wrong probes of the first
+    configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

@@ -190,8 +190,7 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield subsets of the faults `told`: single faults, the faults at `tap`, the faults with one to three ids, and all
-    faults."""
+    """Yield subsets of `told`: single faults, the faults at `tap`, the faults with one to three ids, and all faults."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())
@@ -201,8 +200,8 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return the combinations in `others`, and the single faults from these combinations, that explain the segment with
-    as many faults as `best`."""
+    """Return the combinations in `others`, or their single faults, that explain the segment with as many faults as
+    `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -326,8 +325,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Replace the cause by a swap if two taps use each other's parameters, or if three taps use each other's parameters
-    in a cycle."""
+    """Replace the cause by a swap if two or three taps use each other's parameters (three taps in a cycle)."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence

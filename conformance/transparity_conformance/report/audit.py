@@ -13,7 +13,8 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field with several tried values gets the first of their outcomes."""
+"""The outcomes, the most important first. A field with several tried values has the most important of their
+outcomes."""
 
 ABSENT = "absent"
 
@@ -31,7 +32,7 @@ class AuditedField(Compared):
     outcome: Outcome
     """`ignored`: the port's result stays the same; `wrong`: the new result is wrong; `refused`: the port raises."""
     says: str = ""
-    """A description of the port's behavior, or the reason for refusing the value."""
+    """A description of the port's behavior, or the reason why the port refuses the value."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
@@ -56,7 +57,7 @@ class AuditedTensor(Compared):
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference uses the same values as the port; None if none were tried."""
+    """The difference that remains if the reference uses the same values as the port; None if no values were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -78,7 +79,7 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
     "not exercised": "not exercised",
 }
 ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "TypeError")
-"""Exceptions with which a port seldom refuses a value on purpose."""
+"""Exceptions that a port seldom raises on purpose when it refuses a value."""
 
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
@@ -107,8 +108,8 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line about the port's behavior for each field that is faulty or raises an exception by accident. The line
-        names the first value with this behavior."""
+        """A line for each field that the port handles wrongly, or for which it raises one of `ACCIDENTS`. The line is
+        about the first value with this behavior."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:

@@ -155,7 +155,8 @@ class Timing:
     """Processor time of the port's own processes; None without such processes, or if the time is unknown."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time from the reading `before` to this reading, without processes that ended between them."""
+        """Return the time between the readings `before` and `self`, without processes that ended between the
+        readings."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 

@@ -70,7 +70,7 @@ class Interrupted(KeyboardInterrupt):
 
 DIVERGES = "the forward pass diverges"
 EARLIER = "an earlier comparison failed"
-"""With `DIVERGES`, the reasons why other calls than the forward pass were not compared."""
+"""`DIVERGES` and `EARLIER` are reasons why only the forward pass was compared."""
 
 OR = " (or "
 """The words between a cause and its alternatives."""
@@ -87,7 +87,7 @@ class Cause:
     value: float | None = None
     """The fitted number, such as an eps; None for a fault without such a number."""
     residual: float = 0.0
-    """The largest difference on the first probe that remains if the reference has the fault."""
+    """The largest difference that remains on the first probe if the reference has the fault."""
     explained: float = 1.0
     """The share of the difference that disappears if the reference has the fault; 1 means all of it."""
     at: str = ""
@@ -177,7 +177,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of an activation on a probe: once with the errors of earlier activations, and once without."""
+    """The comparison of an activation on a probe, with and without the errors of earlier activations."""
 
     tap: str
     probe: str
@@ -216,7 +216,7 @@ class ClaimResult(Compared):
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The result for one configuration; `str(report)` is the answer of the command."""
+    """The result for one configuration; `str(report)` is the text that the command prints."""
 
     preset: str
     """The name of the checked preset, or `config` for the user's own configuration."""
@@ -240,7 +240,7 @@ class Report:
     reference: str = ""
     """The other implementation of `--against`; empty without this option."""
     third: ThirdComparison | None = None
-    """The comparison with a third implementation; None without one."""
+    """The comparison with a third implementation; None without a third implementation."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """The configuration fields with another value in the port's model, each with the given and the port's value."""
     environment: Mapping[str, str] = field(default_factory=environment)

@@ -190,9 +190,9 @@ def may_have_no_mask(
 def other_cache_setting(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, takes: inspect.Signature | None
 ) -> dict[str, bool]:
-    """Return the value of `use_cache` that is not the default, for even lengths of a model that has this argument.
+    """Return the value of `use_cache` that is not the default, if the model has this argument and the length is even.
 
-    Without an argument for a cache, a model may keep the cache of the previous call; never turn on this cache.
+    Never turn on the cache of a model that takes no cache: such a model may keep the cache of the previous call.
     """
     names = {} if takes is None else takes.parameters
     if "use_cache" not in names or inputs[config.input_names[-1]].shape[1] % 2:

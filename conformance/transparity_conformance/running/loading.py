@@ -33,7 +33,8 @@ class LoadError(PortError):
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names. Raise `LoadError` without such a function. Messages call it `what`."""
+    """Import the function that `spec` names. Raise `LoadError` if the import fails; messages call the function
+    `what`."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise LoadError(

@@ -40,7 +40,8 @@ TAKEN = {
     ENCODER: {"input_ids": "input_ids", FRAMES: FRAMES, "attention_mask": "attention_mask"},
     DECODER: {"input_ids": TOKENS[1], "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""For each file of an exported encoder-decoder, the inputs that it may have, with their names in a single graph."""
+"""For each file of an encoder-decoder, the names of possible inputs, each with its name in a graph of the whole
+model."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Graph:
     session: Any
     """The graph as an ONNX Runtime session."""
     inputs: dict[str, Any]
-    """The inputs, with `shape` and `type`, by their names in a single graph. An input of tokens is `input_ids`."""
+    """The inputs, by their names in a graph of the whole model. A renamed input of tokens is `input_ids`."""
     renamed: dict[str, str]
     """For each renamed input, its name in the graph."""
 

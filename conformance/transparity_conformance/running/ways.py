@@ -75,7 +75,7 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the input to split into steps. In an encoder-decoder, these are the decoder's tokens."""
+    """Return the name of the input to split into steps: the decoder's tokens, if there are any, or the first input."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 

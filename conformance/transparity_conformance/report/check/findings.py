@@ -28,11 +28,11 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A difference counts as explained if its causes account for at least this share of it."""
+"""A difference counts as explained if its causes account for at least this share of the difference."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port: both sides are
-computed by the checker in float64, such as parts of a fused operation."""
+"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port. In such a case,
+the checker has computed both values in float64, for example for the parts of a fused operation."""
 
 _MOST_SPANS = 5
 
@@ -49,8 +49,8 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of the worst divergence, with their places in all divergences. Alternatives are left out if they
-        do not explain every divergence."""
+        """The causes of the worst divergence, each with all activations at which the cause acts. Alternatives to a
+        cause are left out unless they explain every divergence."""
         every = [cause for fault in self.faults for cause in fault.causes]
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes
@@ -122,7 +122,8 @@ def _is_same(cause: Cause, other: Cause) -> bool:
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
-    """Return a cause with the places of all equal causes, and with its alternatives if all have them."""
+    """Return a cause with the activations of all equal causes in `same`. Keep its alternatives only if all equal causes
+    have the same alternatives."""
     says, _, others = cause.says.partition(OR)
     if any(each.says.partition(OR)[2] != others for each in same):
         cause = dataclasses.replace(cause, says=says)
@@ -246,7 +247,7 @@ def partly(finding: Finding) -> str:
 
 
 def worst_share(report: Report) -> str:
-    """Return a clause about the largest used share of a tolerance, with the place."""
+    """Return a clause about the largest used share of a tolerance, and the activation or claim with this share."""
     used, where = worst(report)
     if not where:
         return "nothing was compared"
@@ -256,14 +257,15 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share and its place. Leave out claims that agree despite a share above 1."""
+    """Return the largest used share of a tolerance, and the activation or claim with this share. Leave out claims that
+    agree despite a share above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return the place of a claim's error, such as `loss: length 5, batch 2`; claims of `forward` have no prefix."""
+    """Return where a claim has its largest error: `loss: length 5, batch 2`. Omit the id for claims of `forward`."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -299,7 +301,7 @@ def places(taps: Iterable[str]) -> list[str]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return, for each kind of activation in several layers, the share of the tolerance that each layer adds."""
+    """Return the used share of the tolerance in each layer, by the kind of activation; leave out kinds in one layer."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):

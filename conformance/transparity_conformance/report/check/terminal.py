@@ -210,7 +210,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield texts about the effect of fixing the findings, about their effect on logits, and about the audit."""
+    """Yield texts about the first wrong activation, the result of a fix, the effect on the logits, and the audit."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))

@@ -30,7 +30,7 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict. `AGAINST` is for another implementation, which may be wrong itself."""
+"""The verb for each verdict. `AGAINST` is for comparisons with another implementation, which may be wrong itself."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""An adapter: a TOML file that names, for each parameter of the reference, the port's tensor that contains it."""
+"""An adapter: a TOML file that maps each parameter of the reference to the port's tensor with this parameter."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return a copy of the line for each layer that has its tensors; the layer's number replaces `{i}`."""
+        """Return a copy of the line for each layer in which its tensors exist; the layer's number replaces `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )

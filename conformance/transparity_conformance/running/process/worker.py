@@ -211,8 +211,8 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process after the checker has ended, even during a call. A parent process that ends sends no signal to
-    its children."""
+    """End this process after the checker has ended, even during a call. The function polls, because a parent process
+    that ends sends no signal to its children."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -2,8 +2,8 @@
 
 | session | option | runs |
 |---|---|---|
-| `nox -s quick` | `--quick` | the first case of each test of which a case takes at most `QUICK` seconds |
-| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` or deferred test |
+| `nox -s quick` | `--quick` | the first case of each test whose cases take at most `QUICK` seconds |
+| `nox -s tests` | | cases for `MOST` seconds of each test, at least one case; no long or deferred test |
 | `nox -s nightly` | `--every-case` | everything |
 
 A test is long if it has the mark `long`. It is also long if a case takes more than `LONGEST` seconds and its file has a
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_named(folder: Path, config: pytest.Config) -> bool:
-    """Return whether the command line names the folder or something in it."""
+    """Return whether the command line names the folder or a path inside it."""
     named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
     return any(path.resolve().is_relative_to(folder.resolve()) for path in named)
 
@@ -134,8 +134,8 @@ IN_FLOAT32 = {
     "bfloat16": (*PARTS, "decoding.chunks"),
     "float16": (*PARTS, *MODELS, "attention.long_sequences"),
 }
-"""Claims about Flax that `nox -s tests` checks in float32, by the precision in which it defers them. In this precision,
-it checks the claims about precision and shorter claims about the same functions."""
+"""Claims about Flax that `nox -s tests` defers in some precisions, by precision. In these precisions, it checks the
+claims about precision, and shorter claims about the same functions."""
 
 BY_OTHERS = (
     *("documents.printed_shapes", "generation.crops_context", "generation.sampling_options"),
@@ -155,7 +155,7 @@ ALWAYS = "decoding.single_row-flax-float32-eager"
 """The only claim about JAX without compilation that `nox -s tests` checks."""
 
 MANY = 8
-"""With more processes than this, some would be idle if each process had whole subjects."""
+"""With more processes than this number, some would be idle if one process ran all claims about a subject."""
 
 
 def measured() -> dict[str, dict[str, float]]:
@@ -235,7 +235,7 @@ def _of_session(
 
 
 def _is_quick_claim(item: pytest.Item) -> bool:
-    """Return whether this is a claim that `nox -s conformance` makes."""
+    """Return whether `item` tests a claim that `nox -s conformance` also tests."""
     return "::test_claim[" in item.nodeid and (ALWAYS in item.nodeid or item.get_closest_marker("slow") is None)
 
 

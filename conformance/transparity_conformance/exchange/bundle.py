@@ -98,7 +98,8 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Raise `BundleError` if a section differs from what the checker computes. Only `purpose` may differ."""
+    """Raise `BundleError` if a section differs from the section that the checker computes. The `purpose` and the values
+    of `free_fields` may differ."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
         raise BundleError(
@@ -117,8 +118,8 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return `section` with the requests of a bundle. Only values under `parameters/` may differ from `section`,
-    because another machine may have rounded them. Raise `BundleError` for other differences."""
+    """Return `section` with the requests of a bundle. Only tensors with `parameters/` in their names may differ,
+    because another machine may have rounded these tensors. Raise `BundleError` for other differences."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(

@@ -74,7 +74,7 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 products have full precision; no-op for a backend without a harness."""
+        """Return a context in which float32 products have full precision, if the backend has a harness."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """Comparisons for one claim in one case. Budgets are for `dtype` (default: the subject's)."""
+    """Comparisons for one claim in one case. Budgets are for `dtype` (by default, the subject's dtype)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype

@@ -41,7 +41,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt and perhaps a source. `max_length` is shorter than the generated text."""
+    """Return a small model, a prompt and, for an encoder, a source. `max_length` is shorter than the generated text."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)

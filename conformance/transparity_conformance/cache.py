@@ -39,7 +39,7 @@ ROOTS = (
     "transparity_numpy",
     *(f"transparity_conformance/{package}" for package in ("oracle", "report", "storage")),
 )
-"""The folders of the code that affects cached results. import-linter ensures that the oracle imports no other code."""
+"""The folders of the code that affects cached results; import-linter lets the oracle import only these folders."""
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]

@@ -506,7 +506,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process like Ctrl-C, even in a background job, for which the shell has turned off Ctrl-C."""
+    """End the process as Ctrl-C does, even in a background job, for which the shell has turned off Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)

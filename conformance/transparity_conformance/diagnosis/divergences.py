@@ -46,8 +46,8 @@ def explain_all(
     faults of sharding.
 
     With an `answer`, the port's operations were matched with taps by value, and some matches may be wrong. The faults
-    must then also reproduce the port's logits. Single faults are tried first, then the faults found segment by segment,
-    then pairs.
+    must then also reproduce the port's logits. Try single faults first, then the faults found segment by segment, then
+    pairs of faults.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -74,9 +74,10 @@ def consistent(
     too, if the reference computes an unexplained tap directly from this tap. If the logits are unexplained, also drop
     the cause if the reference computes only taps with dropped causes directly from this tap.
 
-    Drop an unexplained divergence at a matched tap after an unexplained tap, or after a tap with a dropped cause. Drop
-    an explained divergence if no other tap depends on its tap when the reference has all causes. If some tap is
-    unexplained, also drop a divergence whose cause was dropped if another tap has the same value.
+    Drop an unexplained divergence at a matched tap that the reference computes directly from an unexplained tap, or
+    from a tap with a dropped cause. Drop an explained divergence if no other tap depends on its tap when the reference
+    has all causes. If some tap is unexplained, also drop each divergence whose cause was dropped and whose value
+    another tap has, too.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)

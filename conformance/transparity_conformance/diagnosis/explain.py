@@ -92,8 +92,8 @@ def explained_by(
 
 
 def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Remove earlier taps from the faults if a fault at these taps does not change the segment. Such faults have no
-    effect because the reference continues with the port's values at recorded taps."""
+    """Restrict the faults to the taps at which they change the segment. At some earlier taps, a fault has no effect,
+    because the reference continues with the port's values at recorded taps."""
     order = [*segment.probes[0].oracle.expected]
     before = {*order[: order.index(segment.tap)]}
 
@@ -129,8 +129,8 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop combinations at the start of `found` that make a right segment wrong, unless all combinations make one
-    wrong. For example, right segments in earlier layers show that a fault is only in the last layer."""
+    """Drop combinations at the start of `found` that make a right segment wrong, unless all would be dropped. For
+    example, right segments in earlier layers show that a fault is only in the last layer."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -231,7 +231,7 @@ def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
     """Return the first probe on which two combinations give values that differ by more than the budget. A probe on
-    which only one combination is possible counts, too."""
+    which only one of the combinations is possible also counts."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

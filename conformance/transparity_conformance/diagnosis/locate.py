@@ -101,7 +101,7 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
-    """Return a mask of the rows in which the tap depends on a query that sees no key, or on a near-tie."""
+    """Return a mask of the rows in which the tap depends on a fully masked query, or on a near-tie between experts."""
     rows = len(next(iter(result.probe.inputs.values())))
     free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)

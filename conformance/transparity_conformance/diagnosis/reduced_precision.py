@@ -37,7 +37,8 @@ def find_rounding(results: Results, dtype: str, alone: Results | None = None) ->
 
 
 def _is_beyond_rounding(results: Results) -> bool:
-    """Return whether the first wrong value differs by more than rounding to bfloat16, the coarsest dtype, explains."""
+    """Return whether the first wrong value differs by more than rounding explains, even in bfloat16, the coarsest
+    dtype."""
     first = next((result for result in results.values() if result.wrong), None)
     if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 may overflow
         return False
@@ -180,7 +181,7 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
-    """Return the parameters in memory as `Factors`. Parameters in files are left out."""
+    """Return the parameters in memory as `Factors`. Leave out parameters in files, which stay unchanged."""
     if site != PARAMETERS:
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}

@@ -47,10 +47,10 @@ ROUNDED_PRODUCTS = (
     "limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if at most this share remains, in the median over all probes."""
+"""Undeclared rounding explains a difference if at most this share of it remains, in the median over all probes."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if at most this share remains on the worst probe."""
+"""Undeclared rounding explains a difference if at most this share of it remains on the worst probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,
@@ -80,7 +80,7 @@ WALKS = Count(
     f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375, and the other "
     "right pair is 31,228th",
 )
-"""The approximate number of combinations that the search tries at each size."""
+"""The approximate number of combinations that the search tries for each number of faults."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""

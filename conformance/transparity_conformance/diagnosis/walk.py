@@ -272,6 +272,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each element by up to half an ulp at random: a port may continue with unrounded values."""
+    """Change each element by up to half an ulp at random, because a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

@@ -118,8 +118,9 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return `section` with the requests of a bundle. Only tensors with `parameters/` in their names may differ,
-    because another machine may have rounded these tensors. Raise `BundleError` for other differences."""
+    """Return `section` with the requests that the bundle contains. Tensors with `parameters/` in their names may differ
+    from the tensors of `section`, because another machine may have rounded them differently. Raise `BundleError` for
+    other differences."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(

@@ -36,7 +36,7 @@ class AuditedField(Compared):
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference has the same fault; None if no known fault was tried."""
+    """The difference that remains if the reference has the port's fault; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")

@@ -98,7 +98,7 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return error / budget; if it is above 1, the values disagree.
+    """Return error / budget; the values disagree if this share is above 1.
 
     The share is infinite if the error is NaN, or if the budget is NaN or infinite: without a bound, nothing agrees.
     """

@@ -29,7 +29,7 @@ class Coverage:
     """The lengths of the encoder's inputs, if the model also has a decoder; `lengths` are then the decoder's."""
     batches: tuple[int, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object, each compared with the same call of a new object."""
+    """The number of calls of one built model, each compared with the same call of a newly built model."""
     features: tuple[str, ...] = ()
     """The configuration fields for which another value would change the result of at least one compared call."""
     untested: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Coverage:
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that is compatible with n right calls, at 95 % confidence: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that n right calls leave possible, at 95 % confidence: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property

@@ -89,7 +89,7 @@ class Cause:
     residual: float = 0.0
     """The largest difference that remains on the first probe if the reference has the fault."""
     explained: float = 1.0
-    """The share of the difference that disappears if the reference has the fault; 1 means all of it."""
+    """The share of the difference that disappears if the reference has the fault; 1 means the whole difference."""
     at: str = ""
     """The activation at which the fault acts; empty if this is the activation of the divergence."""
     source: Mapping[str, Any] | None = None
@@ -114,8 +114,8 @@ class Impact:
 
     A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which another element of the output is the largest. In a language
-    model, the largest element belongs to the most likely token."""
+    """The number of positions other than padding at which another element of the output is the largest than in the
+    reference. In a language model, the largest element belongs to the most likely token."""
     at_padding_only: bool
     head: str = "logits"
     """The field `head` of the configuration, which says what the model returns."""
@@ -309,7 +309,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object, each compared with the same call of a new object."""
+    """The number of calls of one built model, each compared with the same call of a newly built model."""
     untested: tuple[str, ...] = ()
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 

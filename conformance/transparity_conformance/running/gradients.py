@@ -182,8 +182,8 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the parameter whose name equals the name of each tensor, up to a prefix of either name. A parameter's
-    gradient includes the gradients of its copies."""
+    """Find the parameter whose name equals the name of each tensor, except for a prefix of one of the names. A
+    parameter's gradient includes the gradients of its copies."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]

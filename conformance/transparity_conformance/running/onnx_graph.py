@@ -21,7 +21,7 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""For models that read images or audio: the kind of data, by the name of the input."""
+"""The data in an input, by its name; other inputs contain token ids."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
 """Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the
@@ -89,7 +89,7 @@ class Graph:
 
 
 def part_of_pair(path: Path, session: Any) -> Graph:
-    """Return the encoder or the decoder of an encoder-decoder in two files; raise `LoadError` for other inputs."""
+    """Return the graph of the encoder or the decoder; raise `LoadError` for unknown inputs and fixed shapes."""
     taken = TAKEN[path.name]
     for each in session.get_inputs():
         if each.name not in taken:
@@ -138,7 +138,7 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return `int8` for quantized values, the dtype of most floating-point weights, or "" if the graph has none."""
+    """Return `int8` for a quantized graph, else the dtype of most floating-point weights, or "" without weights."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"

@@ -52,7 +52,7 @@ class OnnxModel:
         )
 
     def __call__(self, config: TransformerConfig, parameters: Arrays) -> OnnxForward:
-        """Return the forward pass. Raise `LoadError` if the checkpoint has another architecture or kind of input."""
+        """Return the forward pass. Raise `LoadError` if the checkpoint has another architecture or reads other data."""
         first = self.graphs[0]
         if len(self.graphs) > 1 and config.architecture != "encoder-decoder":
             raise LoadError(

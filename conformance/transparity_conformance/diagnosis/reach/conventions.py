@@ -40,7 +40,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port has another convention for fully masked queries; the note names a known convention."""
+    """Return a note if the port has another convention for fully masked queries, and name a known convention."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 

@@ -72,8 +72,8 @@ PyTorch, all calls of a small model take a twentieth of this time. A port that c
 longer."""
 
 CALLS = 120
-"""The number of forward passes in a history (many calls of one object). If all are right, then fewer than 2.5 % of
-calls in random order are wrong, with 95 % confidence."""
+"""The number of forward passes in a history (many calls of one object). If all these passes are right, then fewer than
+2.5 % of calls in random order are wrong, with 95 % confidence."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause of a call whose result is wrong in a history but right from a newly built model."""

@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of steps before a fit is judged. These steps narrow the interval to 1/300 of its width."""
+"""A fit is rejected after this number of steps if it has improved too little; the interval is then 1/300 as wide."""
 
 STEPS = 40
-"""The number of all steps. These steps narrow the interval to 1/(2 × 10⁸) of its width."""
+"""The number of all steps; the interval is then 1/(2 × 10⁸) as wide."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""

@@ -170,8 +170,8 @@ class Search:
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
         """Yield the most likely pairs of faults if only logits are known, because all pairs would take too many runs.
         Start with pairs whose sum of effects leaves the smallest difference. Continue with pairs at all possible taps,
-        pairs with one of the best faults, and pairs with a fitted number. If the pairs have used their work, stop
-        without an error, because triples have a limit of their own."""
+        pairs with one of the best faults, and pairs with a fitted number. If the work for pairs is used up, stop
+        without an error, because triples have their own limit."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest
@@ -185,7 +185,7 @@ class Search:
 
     def _triples(self) -> Iterator[Round]:
         """Yield triples of faults at all possible taps. Start with triples whose sum of effects leaves the smallest
-        difference. Then replace one fault of each of the best triples at a time, as long as the difference shrinks."""
+        difference. Then vary each of the best triples by one fault at a time, as long as the difference shrinks."""
         self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
@@ -271,14 +271,15 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes; [] if they explain only one, which may be chance."""
+        """Return the faults that explain the most wrong probes; [] if this is only one probe, which may be chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
         """Single faults that explain `screen` or the shortest probe, each with the number of wrong probes that the
-        fault explains, in descending order. On the shortest probe, fewer faults have an effect."""
+        fault explains, the largest number first. The shortest probe may show a single fault, because other faults have
+        no effect on short inputs."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -320,7 +321,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe with the largest remaining difference, among the probes with the sizes of `screen`."""
+        """Return the probe with the largest remaining difference among the probes with the model of `screen`."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:

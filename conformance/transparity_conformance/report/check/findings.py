@@ -155,7 +155,7 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs."""
+    """Return the verdict: causes and their activations, or the used share of the tolerance if only rounding differs."""
     return "".join([*beginnings(report), _verdict(report)])
 
 
@@ -200,7 +200,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if the causes explain only a part."""
+    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if an error is not fully explained."""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -214,7 +214,7 @@ def remedy(report: Report) -> str:
 
 
 def located(report: Report) -> str:
-    """Return the place of the first difference: `differs at decoder.layers.0.output, my.py:7`."""
+    """Return where the port first differs: `differs at decoder.layers.0.output, my.py:7`."""
     found = findings(report)[0]
     return f"differs at {found.faults[0].where}" + "".join(f", {line.place}" for line in found.lines[:1])
 
@@ -301,7 +301,7 @@ def places(taps: Iterable[str]) -> list[str]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return the used share of the tolerance in each layer, by the kind of activation; leave out kinds in one layer."""
+    """Return the used share of the tolerance in each layer, for each kind of activation that several layers have."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):

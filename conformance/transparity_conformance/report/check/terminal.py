@@ -173,7 +173,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Yield each line with its place, and carets below the wrong part. `around` adds the neighboring lines."""
+    """Yield each line with its file, its number and carets; `around` adds the neighboring lines."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:

@@ -33,10 +33,10 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """For each parameter, the line that selects the port's elements. In a parameter's name and in its line, `{i}`
-    stands for a layer's number."""
+    """For each parameter, the line that selects its elements in the port's tensors. In a parameter's name and in its
+    line, `{i}` stands for a layer's number."""
     zero: Sequence[str] = ()
-    """Lines that select elements of the port to set to 0, such as biases that the reference lacks."""
+    """Lines that select elements of the port's tensors to set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
     """Tensors of the port with elements that belong to no parameter; these elements stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)

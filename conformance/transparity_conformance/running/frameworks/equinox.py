@@ -56,7 +56,7 @@ def _as_its_users_do(
     """Return the compiled call; if the module takes a single sequence, map the call over the batch.
 
     A module takes a single sequence if it raises for a batch, or if its result for a sequence has no batch axis. If JAX
-    can trace neither call, return the call uncompiled.
+    can trace neither a call with a batch nor a call with a sequence, return the call uncompiled.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)

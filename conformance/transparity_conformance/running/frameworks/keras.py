@@ -106,7 +106,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """Return the layers inside a layer by attribute; a layer that is in no attribute gets its Keras name."""
+    """Return the layers inside a layer by the name of the attribute; a layer in no attribute gets its Keras name."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:

@@ -108,7 +108,7 @@ class RemotePort(_Described):
     ) -> tuple[Any, list[Operation]]:
         """Call a method, or by default the forward pass, and record its operations.
 
-        Operations are left out if all values together would have more than half the bytes of the largest answer.
+        Operations are left out if their values together would have more than half the bytes of the largest answer.
         """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)

@@ -238,7 +238,7 @@ Index = Annotated[int, Meta(ge=0)]
 
 
 class Table(msgspec.Struct):
-    """Recorded operations without their values. Many operations have the same name and stack."""
+    """Recorded operations without their values. Each name and stack, which many operations share, is stored once."""
 
     names: list[str]
     sources: list[tuple[str, int, str, tuple[int, int] | None]]

@@ -94,8 +94,8 @@ class Worker:
     ) -> wire.Recorded:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
-        With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
-        itself; with `whole_numbers`, no operation is recorded.
+        With `whole_numbers`, record operations on integers and bools, too. An exported model records its own
+        operations, but none with `whole_numbers`.
         """
         function, operations, largest = self.objects[number], list[Operation](), wire.largest_answer() // 2
         if not isinstance(function, Listened):

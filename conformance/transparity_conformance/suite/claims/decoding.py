@@ -148,7 +148,7 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If the rows of a batch advance by different numbers of tokens, the logits still equal the full logits."""
+    """If rows advance by different numbers of tokens, the logits still equal the logits of the full forward pass."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 

@@ -41,7 +41,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt and, for an encoder, a source. `max_length` is shorter than the generated text."""
+    """Return a small model with a short `max_length`, a prompt and, for an encoder-decoder, a source."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
@@ -235,7 +235,7 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Among equally likely tokens, beam search takes the first."""
+    """Among equally likely tokens, beam search takes the first token."""
     config, _, prompt, _ = prompted("notes-lm")
     # Use many tokens: NumPy sorts short arrays stably, which would hide a wrong order of ties.
     config = config.resized(target_vocab_size=200)

@@ -62,7 +62,7 @@ DECODED = (
     *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
     *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
 )
-"""Cases for decoding. Most have a sharded cache, but Gemma's single key-value head cannot be sharded."""
+"""Cases for decoding. Most of these cases have a sharded cache, but Gemma's single key-value head cannot be sharded."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",

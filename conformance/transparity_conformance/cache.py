@@ -159,18 +159,14 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the cached value with the key `identity`, or compute the value, which must be JSON, and cache it.
-
-    Without an `identity`, or outside of the context `keeping`, only compute the value.
-    """
+    """Return the cached value with the key `identity`, or compute the value, which must be JSON, and cache it. Without
+    an `identity`, or outside of the context `keeping`, only compute the value."""
     return _kept(identity, ".json", compute, lambda value: json.dumps(value).encode(), json.loads)
 
 
 def kept_arrays(identity: str | None, compute: Callable[[], Arrays]) -> Arrays:
-    """Return the cached arrays with the key `identity`, or compute and cache the arrays, like `kept`.
-
-    Arrays with more than `LARGEST_FILE` bytes are not cached.
-    """
+    """Return the cached arrays with the key `identity`, or compute and cache the arrays, like `kept`. Arrays with more
+    than `LARGEST_FILE` bytes are not cached."""
     return _kept(identity, ".arrays", compute, _as_bytes, load)
 
 

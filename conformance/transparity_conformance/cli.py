@@ -627,10 +627,8 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 
 
 class TerminalOutput:
-    """The output of a check in the terminal: a progress bar, which disappears, and the result.
-
-    With several configurations, `show` prints a line about each verdict, and `end` prints the divergences.
-    """
+    """The output of a check in the terminal: a progress bar, which disappears, and the result. With several
+    configurations, `show` prints a line about each verdict, and `end` prints the divergences."""
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
         self.verbose, self.files, self.about, self.systems = verbose, files, "", 0

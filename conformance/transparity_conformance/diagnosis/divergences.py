@@ -1,4 +1,19 @@
-"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments."""
+"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments.
+
+The operations of a port may be matched with wrong taps. `consistent` therefore runs the reference with all causes, and
+with the port's values at unexplained taps. If this run does not reproduce the port's logits, `consistent` drops the
+causes at matched taps and at the logits. If the logits are unexplained, the run must reproduce the value before the
+logits instead.
+
+The cause at a matched tap is also dropped if the reference computes this tap directly from an unexplained tap. The same
+applies if the reference computes an unexplained tap directly from this tap. If the logits are unexplained, the cause is
+also dropped if the reference directly computes only taps with dropped causes from this tap.
+
+An unexplained divergence is dropped if the reference computes its matched tap directly from an unexplained tap, or from
+a tap with a dropped cause. An explained divergence at a matched tap is dropped if no other tap depends on this tap in
+the reference with all causes. If some tap is unexplained, a divergence with a dropped cause is also dropped if another
+tap has the same value.
+"""
 
 from __future__ import annotations
 
@@ -64,21 +79,7 @@ def explain_all(
 def consistent(
     answer: Answer, results: Results, divergences: Sequence[Divergence], explained: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop causes and divergences that may come from wrong matches of operations with taps.
-
-    The reference runs with all causes, and with the port's values at unexplained taps. Drop the causes at matched taps
-    and at the logits if this run does not reproduce the port's logits. If the logits are unexplained, the run must
-    reproduce the value before the logits instead.
-
-    Drop the cause at a matched tap if the reference computes the tap directly from an unexplained tap. Drop the cause,
-    too, if the reference computes an unexplained tap directly from this tap. If the logits are unexplained, also drop
-    the cause if the reference computes only taps with dropped causes directly from this tap.
-
-    Drop an unexplained divergence at a matched tap that the reference computes directly from an unexplained tap, or
-    from a tap with a dropped cause. Drop an explained divergence if no other tap depends on its tap when the reference
-    has all causes. If some tap is unexplained, also drop each divergence whose cause was dropped and whose value
-    another tap has, too.
-    """
+    """Drop causes and divergences that may come from wrong matches of operations with taps, by the rules above."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -42,11 +42,8 @@ from transparity_conformance.storage.paths import is_folder
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
-    """Read a bundle; raise `TransparityError` if it is invalid.
-
-    `checkpoint` is the checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
-    bundle's own weights.
-    """
+    """Read a bundle; raise `TransparityError` if it is invalid. `checkpoint` is the checkpoint to which the bundle
+    refers. The default is the checkpoint inside the bundle, or the bundle's own weights."""
     folder = Path(folder)
     if not is_folder(folder):
         raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
@@ -70,10 +67,8 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle) -> Actual:
-    """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used.
-
-    Raise `BundleError` for an unreadable file, an unknown name, a wrong shape or a wrong dtype.
-    """
+    """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used. Raise
+    `BundleError` for an unreadable file, an unknown name, a wrong shape or a wrong dtype."""
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
         raise BundleError(f"{path} is a folder; expected one safetensors file with the results for all probes.")

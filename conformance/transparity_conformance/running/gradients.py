@@ -155,10 +155,8 @@ def _differentiation(
 def _by_our_names(
     opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return the gradients by the reference's names, and the reason for each missing gradient.
-
-    The code that converts a folder's tensor to a parameter also converts the tensor's gradient.
-    """
+    """Return the gradients by the reference's names, and the reason for each missing gradient. The code that converts a
+    folder's tensor to a parameter also converts the tensor's gradient."""
     parts = parts_in(opened.family, config, opened.files, learned)
     taken = located(opened.tensors(parts, parts), places)
     known: Arrays = {}
@@ -278,10 +276,8 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes.
-
-    If a wanted vector has the size of the tensor, the tensor is also compared as a vector.
-    """
+    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes. If
+    a wanted vector has the size of the tensor, the tensor is also compared as a vector."""
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
         rows = tensor.reshape(matrix)

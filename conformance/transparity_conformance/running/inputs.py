@@ -184,10 +184,8 @@ def takes_of(model: Any) -> inspect.Signature | None:
 
 
 def input_names(takes: inspect.Signature | None) -> dict[str, str]:
-    """Map the reference's names of inputs to the model's names.
-
-    Raises `PortError` unless the model takes token ids, the token ids of a source and a target, or images.
-    """
+    """Map the reference's names of inputs to the model's names. Raises `PortError` unless the model takes token ids,
+    the token ids of a source and a target, or images."""
     parameters = {} if takes is None else dict(takes.parameters)
     named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
     further = {ours: named[ours] for ours in ("attention_mask", "token_types") if ours in named}

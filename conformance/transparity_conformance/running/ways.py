@@ -84,10 +84,8 @@ def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
 
 
 def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a step that processes the positions from `begin` to `end`.
-
-    A mask covers all positions up to `end`. An input without positions is passed only in the first step.
-    """
+    """Yield the inputs of a step that processes the positions from `begin` to `end`. A mask covers all positions up to
+    `end`. An input without positions is passed only in the first step."""
     is_beside_encoder = content.startswith("decoder_")
     for name, value in inputs.items():
         if is_beside_encoder and not name.startswith("decoder_"):

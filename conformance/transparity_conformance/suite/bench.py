@@ -86,17 +86,13 @@ class Bench:
     @property
     def fast_cases(self) -> tuple[str, ...]:
         """The presets whose fast path is tested. In an unusual mode, three presets are tested, to save compile time.
-
-        The slow claim `precision.taps_in_every_precision` tests all presets in every mode.
-        """
+        The slow claim `precision.taps_in_every_precision` tests all presets in every mode."""
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested: one preset in an unusual mode, otherwise all presets.
-
-        The traced path of a preset takes many seconds to compile.
-        """
+        """The presets whose traced path is tested: one preset in an unusual mode, otherwise all presets. The traced
+        path of a preset takes many seconds to compile."""
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property

@@ -225,9 +225,7 @@ def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
     """Call a method. Return a hash of the result, and the result on the first rank. Outside of the mesh, return None.
-
-    If the result contains a cache, keep the cache on the rank, and return the number `kept` instead.
-    """
+    If the result contains a cache, keep the cache on the rank, and return the number `kept` instead."""
     if handle not in state.objects:
         return None
     if method == "step" and len(given) > 1 and given[1] is not None:

@@ -66,10 +66,8 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains if the reference has all causes of this finding; None if it was not computed.
-
-        The reference cannot imitate some causes, such as dropout.
-        """
+        """The difference that remains if the reference has all causes of this finding; None if it was not computed. The
+        reference cannot imitate some causes, such as dropout."""
         # A cause's residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left

@@ -99,11 +99,8 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """A selection of the operations whose values are equal on all ranks.
-
-    A port's first call determines the selection for later calls with the same operations, because shards of a shorter
-    input may be equal by chance.
-    """
+    """A selection of the operations whose values are equal on all ranks. A port's first call determines the selection
+    for later calls with the same operations, because shards of a shorter input may be equal by chance."""
 
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}

@@ -66,11 +66,8 @@ class Worker:
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
-        """Call an object, or its method `attribute`.
-
-        If the result is a sequence, the item at the index `stays`, such as a cache, is not sent but stays in this
-        process.
-        """
+        """Call an object, or its method `attribute`. If the result is a sequence, the item at the index `stays`, such
+        as a cache, is not sent but stays in this process."""
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
         with port_calls.tokens_kept(args, named):

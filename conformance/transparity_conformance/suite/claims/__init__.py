@@ -121,10 +121,8 @@ def all_claims() -> dict[str, Claim]:
 
 
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
-    """Yield each subject of a backend, and whether its mode is the backend's first mode, which is the default.
-
-    All dtypes are tested in the first mode. Other modes are tested only in the first dtype, and not in the quick suite.
-    """
+    """Yield each subject of a backend, and whether its mode is the backend's first mode, which is the default. All
+    dtypes are tested in the first mode. Other modes are tested only in the first dtype, and not in the quick suite."""
     build: Backend = backend(name)
     for device in build.devices():
         for dtype in build.dtypes:

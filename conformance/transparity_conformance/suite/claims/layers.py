@@ -46,10 +46,8 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the result and all activations of the module `scope` in the first layer of a case.
-
-    The inputs are random activations and `context` (masks, a memory).
-    """
+    """Compare the result and all activations of the module `scope` in the first layer of a case. The inputs are random
+    activations and `context` (masks, a memory)."""
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))

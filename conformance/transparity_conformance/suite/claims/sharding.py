@@ -76,10 +76,8 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
-    """Yield each case, the name of its model, and a bench for its mesh.
-
-    With `few`, a backend that compiles models is tested on only one mesh per model.
-    """
+    """Yield each case, the name of its model, and a bench for its mesh. With `few`, a backend that compiles models is
+    tested on only one mesh per model."""
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
         name, _, mesh = case.partition(" on ")

@@ -60,9 +60,9 @@ def explain_all(
     """Explain the segments in `faulty`, except segments that an earlier cause explains. On several `ranks`, also try
     faults of sharding.
 
-    With an `answer`, the port's operations were matched with taps by value, and some matches may be wrong. The faults
-    must then also reproduce the port's logits. Try single faults first, then the faults found segment by segment, then
-    pairs of faults.
+    With an `answer`, the checker has matched the port's operations with taps by value, and some matches may be wrong.
+    The faults must then also reproduce the port's logits. Try single faults first, then the faults found segment by
+    segment, then pairs of faults.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told

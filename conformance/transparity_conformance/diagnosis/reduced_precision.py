@@ -84,8 +84,8 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that explains the logits and the first wrong activation on each probe. Later activations
-    are not tested, because they may be matched with wrong operations."""
+    """Return a lower precision that explains the logits and the first wrong activation on each probe. Do not test later
+    activations, which may be matched with wrong operations."""
     found = _rounded_arithmetic(alone, dtype)
     if found is None:
         return None

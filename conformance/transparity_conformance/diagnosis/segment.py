@@ -143,9 +143,9 @@ def layer_of(tap: str) -> str:
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment, because they may be matched wrongly. The segment ends at
-    the first tap that depends on all wrong taps. Return this tap, and the results without the other wrong taps. The tap
-    is an empty string if only one tap is wrong, or if a wrong tap was not matched by value."""
+    """Join the wrong activations of a sublayer to one segment, because some may be matched with wrong operations. The
+    segment ends at the first tap that depends on all wrong taps. Return this tap, and the results without the other
+    wrong taps. The tap is an empty string if only one tap is wrong, or if a wrong tap was not matched by value."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:

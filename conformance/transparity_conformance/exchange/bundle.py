@@ -158,7 +158,7 @@ class Bundle:
     probes: dict[str, Probe]
     capabilities: Mapping[str, Section] = field(default_factory=dict)
     has_weights: bool = True
-    """Whether the bundle contains the parameters. Otherwise, it refers to the tensors of a checkpoint."""
+    """Whether the bundle contains the parameters. Otherwise, the bundle refers to the tensors of a checkpoint."""
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -129,7 +129,7 @@ class Audit:
 
     @property
     def failed(self) -> str:
-        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`; empty if there are none."""
+        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`; empty without faults."""
         return " and ".join(count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults)
 
     @property
@@ -162,7 +162,7 @@ class Audit:
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
     """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`. `named` lists the names for each outcome.
-    The other fields or tensors have the outcome `rest`, and are only counted."""
+    `rest` is the outcome of all other fields or tensors, whose number ends the line."""
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

@@ -17,7 +17,7 @@ MOST_NAMED = 6
 """The largest number of untested fields and probes in a line of text; JSON and HTML list all of them."""
 
 FEW = 3
-"""Up to this number, lengths and batch sizes are listed one by one."""
+"""A text lists lengths and batch sizes up to this number; for more, it gives their range."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Coverage:
     features: tuple[str, ...] = ()
     """The configuration fields for which another value would change the result of at least one compared call."""
     untested: tuple[str, ...] = ()
-    """Untested fields and probes, with the reasons. If there are any, the verdict is not `agrees`."""
+    """Untested fields and probes, with the reasons. With an untested field or probe, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 

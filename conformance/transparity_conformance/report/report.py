@@ -231,7 +231,7 @@ class Report:
     """Remarks, for example about rounding or an equivalent formula."""
     dtype: str = "float32"
     port: str = ""
-    """The port's name, such as `my.py:load`, or its command; empty if it has neither."""
+    """The port's name, such as `my.py:load`, or its command; empty if the port has neither."""
     coverage: Coverage = field(default_factory=Coverage)
 
     audit: Audit | None = None

@@ -1,8 +1,8 @@
 """Compute the gradients of a PyTorch or Flax model that `load(folder)` returned, named by the reference's parameters.
 
-The framework differentiates the model's own code. To rename the gradients, the tensors of the folder are matched with
-the model's parameters, by name or by their values. Each row of a tensor is looked up among the rows and columns of all
-parameters. Transposed, fused and permuted parameters are therefore found, too.
+The framework differentiates the model's own code. To rename the gradients, the checker matches the folder's tensors
+with the model's parameters, by name or by value. The checker looks up each row of a tensor among the rows and columns
+of all parameters. This also finds transposed, fused and permuted parameters.
 """
 
 from __future__ import annotations

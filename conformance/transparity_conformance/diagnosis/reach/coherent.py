@@ -3,8 +3,8 @@ do.
 
 The effect of a fault is the change of the reference's logits if the reference has the fault. Rounding errors point in
 random directions, so their projection onto an effect is small. An error that contains a multiple of the effect has a
-larger projection. The checker projects the error of the port's logits onto each effect. It compares this projection
-with the projections of the reference's own rounding errors, which it measures with slightly changed weights.
+larger projection. The checker projects the error of the port's logits onto each effect. The checker compares this
+projection with projections of the reference's own rounding errors, measured with slightly changed weights.
 """
 
 from __future__ import annotations

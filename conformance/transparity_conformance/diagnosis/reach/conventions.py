@@ -1,7 +1,7 @@
 """Differences that are not faults.
 
-If all keys of a query are masked, the result is a convention of the implementation. If the router scores of two experts
-are nearly equal, rounding determines which expert is chosen.
+If all keys of a query are masked, the result depends on a convention of the implementation. If the router scores of two
+experts are nearly equal, rounding determines which expert is chosen.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Add the coverage to a report. The verdict `agrees` becomes `inconclusive` if a field is not exercised or a call
-    failed."""
+    """Add the coverage to a report. The verdict `agrees` becomes `inconclusive` if no call exercises a field, or if a
+    call failed."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))

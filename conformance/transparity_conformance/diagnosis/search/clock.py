@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The search ends after this amount of work, in the unit of the module `work`. Matching operations with taps is not
-counted. If a fault of a small model has no explanation, matching and search take about 30 s together."""
+"""The search ends after this amount of work, in the unit of the module `work`. This amount excludes the matching of
+operations with taps. If a fault of a small model has no explanation, matching and search take about 30 s together."""
 
 CANDIDATES = 300
 """`allow` extends the limit of work, so that about this many candidates can be tried."""

@@ -86,7 +86,7 @@ def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
     """Narrow an interval around `grid[best]`. At each step, yield the middle of the interval and the smallest value of
-    `function` inside it."""
+    `function` inside the interval."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

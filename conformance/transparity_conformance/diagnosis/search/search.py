@@ -92,8 +92,8 @@ class Search:
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
         """Return combinations of as few faults as possible, at most `deepest`, and whether a difference remains. The
-        combinations explain every probe or, if a difference remains, all probes of one model size. `likely`
-        combinations, which explain other segments of the same kind, are extended first. With `only_wide`, each fault
+        combinations explain every probe or, if a difference remains, all probes of one model size. The search first
+        extends the `likely` combinations, which explain other segments of the same kind. With `only_wide`, each fault
         acts at all possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
@@ -164,7 +164,7 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations that can be extended by every candidate within `WALKS` runs."""
+        """The number of combinations that every candidate can extend within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
@@ -205,7 +205,8 @@ class Search:
         return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and one of `seconds`, sorted on the probe that `first` explains least."""
+        """Return all pairs of `first` and a fault in `seconds`, sorted by the difference on the probe that `first`
+        explains least."""
         probe = self._most_telling((first,))
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 

@@ -134,8 +134,8 @@ def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
 def findings(report: Report) -> list[Finding]:
     """Return the divergences in the order of the forward pass, grouped by the port's line and by cause.
 
-    If the line is unknown, divergences are grouped by cause and kind of activation. An exported graph may have separate
-    lines for each layer; corresponding lines of all layers then form one finding.
+    Divergences without a line are grouped by cause or, without a cause, by the activation's name without the layer. An
+    exported graph may have separate lines for each layer; corresponding lines of all layers then form one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:

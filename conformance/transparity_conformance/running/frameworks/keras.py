@@ -49,8 +49,9 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """Yield the floating-point variables, named by the path of attributes, such as `blocks.0.attention.query.kernel`.
 
-    If a layer is in no attribute, as in a functional model, its Keras name is used. A number at the end of the name
-    becomes an index. Keras numbers default names per process; here, the numbers of each model start at 0.
+    If no attribute contains a layer, as in a functional model, the path contains the layer's Keras name. A number at
+    the end of the Keras name becomes an index. Keras numbers default names per process; here, the numbers of each model
+    start at 0.
     """
     known: set[int] = set()
     for name, variable in _variables("", model, {id(model)}):

@@ -167,8 +167,8 @@ InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 SECTIONS = {
     "loss": "the loss of each probe",
     "gradients": "the gradients of the first probe's loss",
-    "generation": "the continuation of prompts: greedy, sampled with given random numbers, and of different lengths",
-    "beams": "the continuation of prompts by beam search",
+    "generation": "greedy and sampled continuations of prompts, also of prompts with different lengths",
+    "beams": "continuations of prompts by beam search",
     "steps": "the logits of cached decoding, in chunks of tokens",
     "training": "the training of a tiny model with SGD and AdamW",
     "packed": "the logits of rows with several documents",

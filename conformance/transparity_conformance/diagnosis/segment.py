@@ -49,7 +49,7 @@ class Segment:
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults, whose values other walks reuse; None if several taps of the port are known."""
+        """Return a walk without faults, whose values other walks reuse; None if several taps have known values."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None

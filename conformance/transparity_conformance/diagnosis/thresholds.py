@@ -40,11 +40,11 @@ NO_EXPLANATION = Threshold(
 
 ROUNDED_PRODUCTS = (
     "matrix products were rounded to TF32 or bfloat16 (five probes, 20 runs). If the reference rounds in the same "
-    "way, at most 3e-4 of the difference remains. If it rounds in another way, the median share is at least 0.78, "
-    "and the largest share is at least 0.96. The shares are the same if queries are also 5 % too large. If two models "
-    "return only logits, the right rounding leaves at most 0.27 in the median and 0.49 at worst. Rounding in linear "
-    "maps and rounding in all products were each tried in place of the other. The median was then at least 0.64. The "
-    "limits allow for accelerators, which may round factors near a tie differently"
+    "way, at most 3e-4 of the difference remains. If the reference rounds in another way, the median of the remaining "
+    "shares is at least 0.78, and the largest share at least 0.96. Queries that are also 5 % too large do not change "
+    "these shares. In two models that return only logits, the right rounding leaves at most 0.27 in the median and "
+    "0.49 at worst. There, rounding only in linear maps instead of in all products, or the reverse, leaves at least "
+    "0.64 in the median. The limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
 """Undeclared rounding explains a difference if at most this share of it remains, in the median over all probes."""

@@ -211,7 +211,7 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 def check_name(name: str, config: TransformerConfig) -> None:
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
         raise BundleError(
-            f"The bundle is named {name!r}, but its configuration differs from this preset; use the name 'config'."
+            f"The bundle is named {name!r}, but its configuration differs from the preset; use the name 'config'."
         )
 
 

@@ -95,9 +95,7 @@ def _parameters(
         return {name: stored[name] for name in shapes}  # the file may have another order
     within = folder / CHECKPOINT
     if checkpoint is None and not is_folder(within):
-        raise BundleError(
-            f"{folder} contains no weights; give the checkpoint for which it was written, with --checkpoint FOLDER."
-        )
+        raise BundleError(f"{folder} contains no weights; give the checkpoint of this bundle with --checkpoint FOLDER.")
     return import_described(checkpoint or within, manifest.checkpoint, config, progress).parameters
 
 

@@ -75,7 +75,7 @@ CAUSES = {
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
     "wrong": "obeyed wrongly",
-    "refused": "with an exception for another value",
+    "refused": "for which the port refuses another value",
     "not exercised": "not exercised",
 }
 ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "TypeError")

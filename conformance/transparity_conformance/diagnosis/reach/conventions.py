@@ -40,7 +40,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port has another convention for fully masked queries, and name a known convention."""
+    """Return a note if the port's convention for fully masked queries differs from the reference's."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 

@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""A fit is rejected after this number of steps if it has improved too little; the interval is then 1/300 as wide."""
+"""A fit with too little improvement is rejected after this number of steps, at 1/300 of the interval's first width."""
 
 STEPS = 40
-"""The number of all steps; the interval is then 1/(2 × 10⁸) as wide."""
+"""The number of all steps, after which the interval has 1/(2 × 10⁸) of its first width."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""

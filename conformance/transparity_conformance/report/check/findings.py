@@ -186,7 +186,7 @@ def fails_only_the_audit(report: Report) -> bool:
 
 
 def unlocated(report: Report) -> str:
-    return f"{report.first_divergence or 'The port'} is beyond the tolerance; its parts were not compared separately."
+    return f"{report.first_divergence or 'The output'} exceeds the tolerance, but no single step was compared."
 
 
 def another_model(report: Report) -> str:

@@ -18,8 +18,8 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of an Equinox module in inference mode. If the module takes a single sequence, map the call over
-    the batch. All attributes of the module are also attributes of this object."""
+    """The forward pass of an Equinox module in inference mode. If the module takes a single sequence, a call is mapped
+    over the batch. The object has all attributes of the module."""
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
         self._model, self._config = model, config

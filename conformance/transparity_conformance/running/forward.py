@@ -217,7 +217,7 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
         if takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]:
             setattr(forward, name, method)
             if name == "step":
-                step.__signature__ = takes  # type: ignore[attr-defined] # it may take a mask
+                step.__signature__ = takes  # type: ignore[attr-defined] # `step` may take a mask
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:

@@ -106,8 +106,8 @@ class RemotePort(_Described):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Call a method, or by default the forward pass, and record its operations. Operations are left out if their
-        values together would have more than half the bytes of the largest answer."""
+        """Call a method, or by default the forward pass, and record its operations. Leave out an operation if all
+        recorded values would then have more than half the bytes of the largest answer."""
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
         _keep_track(self._process, recorded.result)

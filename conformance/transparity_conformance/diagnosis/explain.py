@@ -79,7 +79,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return an explanation by the first combination in `found`; the others explain the segment equally well."""
+    """Return an explanation by the first combination in `found`; all combinations explain the segment equally well."""
     chosen, *rest = [_where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)

@@ -134,7 +134,7 @@ def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
 def findings(report: Report) -> list[Finding]:
     """Return the divergences in the order of the forward pass, grouped by the port's line and by cause.
 
-    Divergences without a line are grouped by cause or, without a cause, by the activation's name without the layer. An
+    Divergences without a line are grouped by cause; if the cause is unknown, too, by activation across layers. An
     exported graph may have separate lines for each layer; corresponding lines of all layers then form one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}

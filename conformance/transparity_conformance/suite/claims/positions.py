@@ -155,7 +155,8 @@ def causal(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The padding mask hides exactly the padding tokens, at any position; without a padding token, it hides nothing."""
+    """The padding mask hides exactly the padding tokens, at any position. Without a `pad_id`, the mask hides
+    nothing."""
     padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]

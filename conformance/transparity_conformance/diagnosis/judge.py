@@ -34,7 +34,7 @@ from transparity_conformance.storage.on_disk import chosen
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""A function that gets the report on a wrong port before the search for causes."""
+"""A function that gets the report on a wrong port before the search for causes starts."""
 
 IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
 
@@ -70,10 +70,10 @@ def judge(
     `Interrupted` with the report.
 
     Args:
-        port, dtype: The name of the port, and the precision that determines the budgets.
-        logits_only, needs_logits: Whether to compare only logits, and whether to skip probes without logits.
-        not_compared, repeated: Further lines for *Not compared*, and the claim that two runs of the port are equal.
-        clock, located: The limits of the search for causes, and a function that gets the report before the search.
+        needs_logits: Whether to skip probes for which the port returned no logits.
+        not_compared: Further lines for the list *Not compared* of the report.
+        repeated: The claim that two runs of the port are equal.
+        located: A function that gets the report before the search for causes starts.
         ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
         answer: The port's logits, if operations of the port were matched with taps by value.
     """

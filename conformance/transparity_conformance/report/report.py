@@ -114,8 +114,8 @@ class Impact:
 
     A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which another element of the output is the largest than in the
-    reference. In a language model, the largest element belongs to the most likely token."""
+    """The number of positions other than padding at which the output's largest element is not the reference's largest
+    element. In a language model, the largest element belongs to the most likely token."""
     at_padding_only: bool
     head: str = "logits"
     """The field `head` of the configuration, which says what the model returns."""

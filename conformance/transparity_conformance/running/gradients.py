@@ -2,7 +2,7 @@
 
 The framework differentiates the model's own code. To rename the gradients, the checker matches the folder's tensors
 with the model's parameters, by name or by value. The checker looks up each row of a tensor among the rows and columns
-of all parameters. This also finds transposed, fused and permuted parameters.
+of all parameters. This search also finds transposed, fused and permuted parameters.
 """
 
 from __future__ import annotations

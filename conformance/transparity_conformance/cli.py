@@ -456,7 +456,7 @@ def import_(
 @app.command()
 def compare(
     bundle: Annotated[Path, _argument("BUNDLE", "A folder that `transparity export` wrote.")],
-    actual: Annotated[Path, _argument("ACTUAL", "The file that the port wrote: its outputs, as safetensors.")],
+    actual: Annotated[Path, _argument("ACTUAL", "The safetensors file that the port wrote, with its outputs.")],
     checkpoint: Annotated[
         Path | None,
         _option("--checkpoint", "FOLDER", "The Hugging Face folder for which a BUNDLE without weights was written."),

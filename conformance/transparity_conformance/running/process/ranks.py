@@ -270,14 +270,14 @@ def _best(
     if timeouts:
         others = f" ({_named(found)} answered)" if found else ""
         return PortTimeoutError(
-            f"{_named(timeouts).capitalize()} of {count} did not finish {what} within {seconds:g} s{others}; all were "
-            "stopped: raise --timeout, or make every rank enter each collective."
+            f"{_named(timeouts).capitalize()} of {count} did not finish {what} within {seconds:g} s{others}; all ranks "
+            "were stopped: raise --timeout, or make every rank enter each collective."
         )
     rank, error = next(iter(errors.items()))
     if not isinstance(error, PortCallError):
         return error
     if waiting:
-        said = f"while {_named(waiting)} waited for it; all were stopped"
+        said = f"while {_named(waiting)} waited for it; all ranks were stopped"
         return PortProcessError(f"Rank {rank} of {count} raised {error} during {what}, {said}.")
     return PortCallError(str(error) if len(errors) == count else f"on rank {rank} of {count}: {error}")
 

@@ -79,7 +79,7 @@ def explain_all(
 def consistent(
     answer: Answer, results: Results, divergences: Sequence[Divergence], explained: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop causes and divergences that may come from wrong matches of operations with taps, by the rules above."""
+    """Drop causes and divergences that may come from wrong matches, by the rules in the docstring of this module."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -17,7 +17,7 @@ MOST_NAMED = 6
 """The largest number of untested fields and probes in a line of text; JSON and HTML list all of them."""
 
 FEW = 3
-"""A text lists lengths and batch sizes up to this number; for more, it gives their range."""
+"""A text lists up to this number of lengths or batch sizes; for more, the text gives the range."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""A fit with too little improvement is rejected after this number of steps, at 1/300 of the interval's first width."""
+"""The number of steps until a poor fit is rejected; these steps narrow the interval to 1/300 of its initial width."""
 
 STEPS = 40
-"""The number of all steps, after which the interval has 1/(2 × 10⁸) of its first width."""
+"""The number of all steps; these steps narrow the interval to 1/(2 × 10⁸) of its initial width."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""

@@ -81,7 +81,8 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """Lines about omissions, without fields that the audit names, and with the number of refused values."""
+        """Lines about what was not compared, without fields in the audit, and with only the number of refused
+        values."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared

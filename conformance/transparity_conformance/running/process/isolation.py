@@ -217,8 +217,8 @@ class IsolatedBuild(_Described):
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port. This function is no method of `RemotePort`, because Python frees an object late if
-    the object refers to itself."""
+    """Call a method of a built port. This function is not a method of `RemotePort`, because Python frees an object late
+    if the object refers to itself."""
     kind = Backward if name == "backward" else object
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name), kind=kind)
     _keep_track(process, value)

@@ -30,8 +30,7 @@ class AuditedField(Compared):
     value: str
     """The new value as JSON, `absent` for a removed field, or the name of another format of config.json."""
     outcome: Outcome
-    """`ignored`: the result stays the same; `wrong`: the new result is wrong; `refused`: the port raises an
-    exception."""
+    """`ignored`: the result is unchanged; `wrong`: the new result is wrong; `refused`: the port raises an exception."""
     says: str = ""
     """A description of the port's behavior, or the reason why the port refuses the value."""
     error: float = 0.0

@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only set the order of features. `_one_by_one` does not count such a field as a second field."""
+"""Fields that only set the order of features; `_one_by_one` does not count them."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
 """Fields about inputs and outputs, which the call already determines."""

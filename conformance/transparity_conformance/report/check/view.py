@@ -81,8 +81,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """Lines about what was not compared, without fields in the audit, and with only the number of refused
-        values."""
+        """Lines about what was not compared, without fields in the audit; refused values are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared

@@ -93,7 +93,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvid
 
 @claim(dtypes=("float64",))
 def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
-    """After a longer prompt than `max_length`, only the last `max_length` tokens affect new tokens (document 001)."""
+    """If a prompt exceeds `max_length`, only its last `max_length` tokens affect new tokens (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate

@@ -80,7 +80,6 @@ class ProbeResult:
 
 
 Results = Mapping[str, ProbeResult]
-"""Results by the name of the probe."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:

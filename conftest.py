@@ -2,11 +2,11 @@
 
 | session | option | runs |
 |---|---|---|
-| `nox -s quick` | `--quick` | the first case of each test of which a case takes at most `QUICK` seconds |
-| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` or deferred test |
+| `nox -s quick` | `--quick` | the first case of each test whose cases take at most `QUICK` seconds |
+| `nox -s tests` | | cases for `MOST` seconds of each test, at least one case; no long or deferred test |
 | `nox -s nightly` | `--every-case` | everything |
 
-A test is long if it has the mark `long`. It is also long if a case takes more than `LONGEST` seconds and its file has a
+A test with the mark `long` is long. A test is also long if a case takes more than `LONGEST` seconds and its file has a
 shorter test. `tests/durations.json` has the seconds that one case of each test takes, as `--record-durations` measured
 them. A test that is not in this file counts as 0 seconds. `tests/deferred.json` lists the deferred tests, as
 `python -m tests.choosing` chose them: other tests run the same lines. `pytest FILE::TEST` runs all cases of the test.
@@ -31,8 +31,8 @@ DURATIONS = Path(__file__).parent / "tests/durations.json"
 DEFERRED = Path(__file__).parent / "tests/deferred.json"
 
 RARELY = (50_000, 20, 100)
-"""The thresholds of the garbage collector in tests. With these, a sample of golden reports takes 3 % less processor
-time than with Python's own thresholds."""
+"""The thresholds of the garbage collector in tests. With these thresholds, a sample of golden reports takes 3 % less
+processor time than with Python's own thresholds."""
 
 QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 """Seconds of processor time. `nox -s quick` runs tests whose cases take at most `QUICK`. `nox -s tests` runs cases of a
@@ -75,17 +75,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_named(folder: Path, config: pytest.Config) -> bool:
-    """Return whether the command line names the folder or something in it."""
+    """Return whether the command line names the folder or a path inside it."""
     named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
     return any(path.resolve().is_relative_to(folder.resolve()) for path in named)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore what the session does not collect.
-
-    Without `--benchmark`, benchmarks are ignored. With `--benchmark`, all tests are ignored that the command line does
-    not name. Tests with real weights are always ignored unless the command line names them.
-    """
+    """Ignore benchmarks without the option `--benchmark`. With this option, ignore all tests that the command line does
+    not name. Always ignore tests with real weights, unless the command line names these tests."""
     if collection_path == CHECKPOINTS and not is_named(CHECKPOINTS, config):
         return True
     is_benchmark = collection_path.is_relative_to(BENCHMARKS)
@@ -134,16 +131,16 @@ IN_FLOAT32 = {
     "bfloat16": (*PARTS, "decoding.chunks"),
     "float16": (*PARTS, *MODELS, "attention.long_sequences"),
 }
-"""Claims about Flax that `nox -s tests` checks in float32, by the precision in which it defers them. In this precision,
-it checks the claims about precision and shorter claims about the same functions."""
+"""Claims about Flax that `nox -s tests` defers, by the precision in which it defers them. The session still checks the
+claims about precision, and shorter claims about the same functions."""
 
 BY_OTHERS = (
     *("documents.printed_shapes", "generation.crops_context", "generation.sampling_options"),
     *("metamorphic.no_padding_without_pad_id", "metamorphic.padding_length_has_no_effect"),
     "metamorphic.rows_are_independent",
 )
-"""Claims about Flax that `nox -s tests` defers, because XLA compiles several programs for each. Shorter claims fail for
-every fault that `conformance/meta/planting/plants.toml` plants for them."""
+"""Claims about Flax that `nox -s tests` defers, because XLA compiles several programs for each. For every fault that
+`conformance/meta/planting/plants.toml` plants for one of these claims, a shorter claim fails."""
 
 LATE = (
     *(f"{claim}-flax-{dtype}-jit" for dtype, claims in IN_FLOAT32.items() for claim in claims),
@@ -155,7 +152,7 @@ ALWAYS = "decoding.single_row-flax-float32-eager"
 """The only claim about JAX without compilation that `nox -s tests` checks."""
 
 MANY = 8
-"""With more processes than this, some would be idle if each process had whole subjects."""
+"""With more processes than this number, some would be idle if one process ran all claims about a subject."""
 
 
 def measured() -> dict[str, dict[str, float]]:
@@ -235,7 +232,7 @@ def _of_session(
 
 
 def _is_quick_claim(item: pytest.Item) -> bool:
-    """Return whether this is a claim that `nox -s conformance` makes."""
+    """Return whether `item` tests a claim that `nox -s conformance` also tests."""
     return "::test_claim[" in item.nodeid and (ALWAYS in item.nodeid or item.get_closest_marker("slow") is None)
 
 
@@ -253,12 +250,12 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add the duration of a part of a test."""
+    """Add the duration of a test's set-up, call or teardown."""
     SECONDS[report.nodeid] += report.duration
 
 
 SECONDS: defaultdict[str, float] = defaultdict(float)
-"""The durations of this session's tests, including set-up."""
+"""The durations of this session's tests, including set-up and teardown."""
 
 
 def record_durations() -> None:

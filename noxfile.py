@@ -232,7 +232,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the website into build/site/html; fail on a broken link. `-- serve` opens it in a browser."""
+    """Build the website into build/site/html; fail on a broken link. `-- serve` opens the site in a browser."""
     install(session, "docs")
     session.run("python", "-m", "docs.site", *session.posargs, env=quickly(session))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common function is first
 
 STARTED = time.monotonic()
-"""The time at which the command started. The command imports this package before all others."""
+"""The start time of the command, which imports this package first."""
 
 _HOMES = dict.fromkeys(__all__, "checking.check")
 

@@ -1,6 +1,7 @@
 """A cache of results in the user's cache folder. The key of a result is a hash of everything that affects the result.
 
-Only the command uses the cache. Before a call of the function `check`, other code may have changed the reference.
+Only the command uses the cache: a program that calls the function `check` may have changed the reference before the
+call.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ LARGEST = 2**28
 """The largest total size of the cache in bytes; a preset needs about 8 MB, and a Flax port's compiled code 2 MB."""
 
 LARGEST_FILE = 2**23
-"""The largest size of cached arrays in bytes; larger arrays are computed anew in every run."""
+"""A result is not cached if its arrays together have more bytes than this number."""
 
 ROOTS = (
     "transparity",
     "transparity_numpy",
     *(f"transparity_conformance/{package}" for package in ("oracle", "report", "storage")),
 )
-"""The folders of the code that affects cached results. import-linter ensures that the oracle imports no other code."""
+"""The folders of the code that affects cached results; import-linter lets the oracle import only these folders."""
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -49,7 +50,8 @@ Part = str | bytes | np.ndarray | Mapping[str, Any]
 
 
 def user_folder() -> Path | None:
-    """Return the folder that `TRANSPARITY_CACHE` names, or else the user's cache folder; None without a cache."""
+    """Return the folder that `TRANSPARITY_CACHE` names, or else the user's cache folder. Return None if the variable is
+    empty, or if the user's cache folder is unknown."""
     if (named := os.environ.get(VARIABLE)) is not None:
         return Path(named).absolute() if named else None
     try:
@@ -117,7 +119,7 @@ QUICKLY = (
 """Flags that turn off the slow passes of XLA: small models compile three times as fast, but run more slowly."""
 
 KNOW_FLAGS = ("0.10.",)
-"""The versions of jaxlib with which these flags were tested; jaxlib ends the process if a flag is unknown."""
+"""The versions of jaxlib with which `QUICKLY` was tested; an unknown flag makes jaxlib end the process."""
 
 
 def quickly() -> dict[str, str]:
@@ -157,18 +159,14 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the cached value with the key `identity`, or compute the value, which must be JSON, and cache it.
-
-    Without an `identity`, or outside of the context `keeping`, only compute the value.
-    """
+    """Return the cached value with the key `identity`, or compute the value, which must be JSON, and cache it. Without
+    an `identity`, or outside of the context `keeping`, only compute the value."""
     return _kept(identity, ".json", compute, lambda value: json.dumps(value).encode(), json.loads)
 
 
 def kept_arrays(identity: str | None, compute: Callable[[], Arrays]) -> Arrays:
-    """Return the cached arrays with the key `identity`, or compute and cache the arrays, like `kept`.
-
-    Arrays with more than `LARGEST_FILE` bytes are not cached.
-    """
+    """Return the cached arrays with the key `identity`, or compute and cache the arrays, like `kept`. Arrays with more
+    than `LARGEST_FILE` bytes are not cached."""
     return _kept(identity, ".arrays", compute, _as_bytes, load)
 
 
@@ -208,7 +206,8 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file with its checksum in one step, so that no process reads an incomplete file; ignore errors."""
+    """Write `content` and its checksum to a temporary file, and rename it, so that no process reads an incomplete file.
+    Ignore errors."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
@@ -218,7 +217,8 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def shrink(base: Path, largest: int = LARGEST) -> None:
-    """Delete the oldest cached files until at most `largest` bytes remain; do not touch other files."""
+    """Delete the oldest files of the cache until at most `largest` bytes remain; keep files that the cache did not
+    write."""
     with contextlib.suppress(OSError):
         endings = "json", "arrays", "part"
         paths = [*(path for each in endings for path in base.glob(f"oracle/*/*.{each}")), *base.glob("jax/*/*")]

@@ -167,8 +167,8 @@ InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 SECTIONS = {
     "loss": "the loss of each probe",
     "gradients": "the gradients of the first probe's loss",
-    "generation": "the continuation of prompts: greedy, sampled with given random numbers, and of different lengths",
-    "beams": "the continuation of prompts by beam search",
+    "generation": "greedy and sampled continuations of prompts, also of prompts with different lengths",
+    "beams": "continuations of prompts by beam search",
     "steps": "the logits of cached decoding, in chunks of tokens",
     "training": "the training of a tiny model with SGD and AdamW",
     "packed": "the logits of rows with several documents",
@@ -456,7 +456,7 @@ def import_(
 @app.command()
 def compare(
     bundle: Annotated[Path, _argument("BUNDLE", "A folder that `transparity export` wrote.")],
-    actual: Annotated[Path, _argument("ACTUAL", "The file that the port wrote: its outputs, as safetensors.")],
+    actual: Annotated[Path, _argument("ACTUAL", "The safetensors file that the port wrote, with its outputs.")],
     checkpoint: Annotated[
         Path | None,
         _option("--checkpoint", "FOLDER", "The Hugging Face folder for which a BUNDLE without weights was written."),
@@ -479,7 +479,8 @@ def compare(
 
 
 def main() -> None:
-    """Run the command, and exit with 0, 1, 2 or 3. An uncaught exception would exit with 1, like a wrong port."""
+    """Run the command, and exit with 0, 1, 2 or 3. Catch all exceptions, because an uncaught exception would exit with
+    1, the code of a wrong port."""
     code = BAD_INPUT
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -505,7 +506,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process like Ctrl-C, even in a background job, for which the shell has turned off Ctrl-C."""
+    """End the process as Ctrl-C does, even in a background job, for which the shell has turned off Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
@@ -528,7 +529,8 @@ def _complain_of_ours(error: BaseException) -> None:
 
 
 def _flushed() -> bool:
-    """Flush the output; return False if standard output is closed. Redirect closed streams, to avoid errors at exit."""
+    """Flush the output; return False if standard output is closed. Redirect closed streams to the null device, because
+    Python flushes them again at exit."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -625,10 +627,8 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 
 
 class TerminalOutput:
-    """The output of a check in the terminal: a progress bar, which disappears, and the result.
-
-    For several configurations, print a line for each as soon as its verdict is known, and finally the divergences.
-    """
+    """The output of a check in the terminal: a progress bar, which disappears, and the result. With several
+    configurations, `show` prints a line about each verdict, and `end` prints the divergences."""
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
         self.verbose, self.files, self.about, self.systems = verbose, files, "", 0
@@ -636,7 +636,8 @@ class TerminalOutput:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Print a user's mistake as one sentence. If a file goes to standard output, print nothing else there."""
+        """Print an error of the user as one sentence. If a file is written to standard output, print everything else to
+        standard error."""
         with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield

@@ -1,7 +1,8 @@
-"""Limit the checker and the port to one thread while they compute small models. This module does not import NumPy.
+"""Limit the checker and the port to one thread while they compute small models. This module does not import NumPy,
+which reads its number of threads during the import.
 
 The threads of a small matrix product would wait for each other in busy loops. With two threads, checks of small models
-take 1.3 times as much processor time as with one thread. On a busy machine, they take four times as much.
+take 1.3 times as much processor time as with one thread. On a busy machine, the factor is four.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Iterator
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Environment variables by which a user chooses a number of threads. The first one also limits PyTorch."""
+"""Environment variables by which a user chooses a number of threads. The first variable also limits PyTorch."""
 
 
 def variables() -> dict[str, str]:

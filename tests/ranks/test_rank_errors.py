@@ -66,7 +66,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
         pids = {process.process.pid for process in (*group.processes, *alone)}
         with pytest.raises(PortProcessError) as raised:
             check(build, "notes-lm")
-    said = "Rank 2 of 3 did not finish forward within 3 s (ranks 0 and 1 answered); all were stopped: raise"
+    said = "Rank 2 of 3 did not finish forward within 3 s (ranks 0 and 1 answered); all ranks were stopped: raise"
     assert str(raised.value).startswith(said)
     assert children_of(pids) == []
 
@@ -77,7 +77,7 @@ def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatc
     with started("waits_for_it") as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")
     assert str(raised.value).startswith("Rank 2 of 3 raised ValueError: no peace on this rank")
-    assert "ranks 0 and 1 waited for it; all were stopped" in str(raised.value)
+    assert "ranks 0 and 1 waited for it; all ranks were stopped" in str(raised.value)
     assert time.monotonic() - began < 30
 
 

@@ -1,4 +1,19 @@
-"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments."""
+"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments.
+
+The operations of a port may be matched with wrong taps. `consistent` therefore runs the reference with all causes, and
+with the port's values at unexplained taps. If this run does not reproduce the port's logits, `consistent` drops the
+causes at matched taps and at the logits. If the logits are unexplained, the run must reproduce the value before the
+logits instead.
+
+The cause at a matched tap is also dropped if the reference computes this tap directly from an unexplained tap. The same
+applies if the reference computes an unexplained tap directly from this tap. If the logits are unexplained, the cause is
+also dropped if the reference directly computes only taps with dropped causes from this tap.
+
+An unexplained divergence is dropped if the reference computes its matched tap directly from an unexplained tap, or from
+a tap with a dropped cause. An explained divergence at a matched tap is dropped if no other tap depends on this tap in
+the reference with all causes. If some tap is unexplained, a divergence with a dropped cause is also dropped if another
+tap has the same value.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +60,9 @@ def explain_all(
     """Explain the segments in `faulty`, except segments that an earlier cause explains. On several `ranks`, also try
     faults of sharding.
 
-    With `answer`, the port's activations were matched by value, and some matches may be wrong, so the faults must also
-    reproduce the port's logits. Single faults are tried first, then faults found segment by segment, then pairs.
+    With an `answer`, the checker has matched the port's operations with taps by value, and some matches may be wrong.
+    The faults must then also reproduce the port's logits. Try single faults first, then the faults found segment by
+    segment, then pairs of faults.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -63,14 +79,7 @@ def explain_all(
 def consistent(
     answer: Answer, results: Results, divergences: Sequence[Divergence], explained: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop causes and divergences that may come from wrong matches of activations.
-
-    The reference runs with all causes, and with the port's values at unexplained taps. It must compute the port's
-    logits or, if they are unexplained, the value before them. Otherwise, drop all causes at matched taps and at the
-    logits. Drop such a cause, too, if its tap directly precedes or follows an unexplained tap or, with unexplained
-    logits, precedes only taps of dropped causes. At these taps, drop an unexplained divergence directly after an
-    unexplained tap or a dropped cause. At a matched tap, drop an explained divergence if, with all causes, no tap
-    depends on it. If some tap is unexplained, drop divergences with a dropped cause if another tap has its value."""
+    """Drop causes and divergences that may come from wrong matches, by the rules in the docstring of this module."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -113,9 +122,9 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps, except in the first layer that has one. Drop none if the logits are
-    unexplained or a shape is wrong. Drop none if the reference computes the port's logits with the causes and the
-    port's values at unexplained taps."""
+    """Drop unexplained divergences at matched taps in all layers after the first layer with such a divergence. Keep all
+    divergences if the logits are unexplained or a shape is wrong. Also keep all divergences if the reference computes
+    the port's logits from the causes and from the port's values at unexplained taps."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -148,8 +157,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences, with causes from the combination in `every` that leaves the fewest taps wrong. Return ()
-    if it leaves a tap wrong that was not matched by value, other than the logits."""
+    """Return the divergences, explained by the combination in `every` that leaves the fewest taps wrong. Return () if
+    this combination leaves a tap wrong that is neither the logits nor matched by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -183,7 +192,7 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield each single fault, the faults at `tap`, and then all faults of one or more kinds."""
+    """Yield subsets of `told`: single faults, the faults at `tap`, the faults with one to three ids, and all faults."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())
@@ -193,7 +202,8 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return other combinations, and their single faults, that explain the segment with as many faults as `best`."""
+    """Return the combinations in `others`, or their single faults, that explain the segment with as many faults as
+    `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -207,8 +217,9 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains one segment after another, until the faults reproduce the port's logits. If no fault explains a segment,
-    explains the segment's whole sublayer as one segment."""
+    """The search for the causes of one segment after another. With an `answer`, the search ends as soon as the faults
+    reproduce the port's logits. If no fault explains a segment, the search then explains the segment's whole sublayer
+    as one segment."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
@@ -316,7 +327,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name the cause a swap if two taps use each other's parameters, or if three taps do so in a cycle."""
+    """Replace the cause by a swap if two or three taps use each other's parameters (three taps in a cycle)."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -344,7 +355,8 @@ def _alone(explanation: Explanation | None) -> Fault | None:
 
 
 def _whole_model_fault(results: Results, faulty: list[str]) -> Combination:
-    """Return the fault of the whole model that leaves the fewest segments wrong, at most half of all."""
+    """Return the fault of the whole model that leaves the fewest segments wrong. Return () unless this fault makes at
+    least two segments, and at least half of all wrong segments, right."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

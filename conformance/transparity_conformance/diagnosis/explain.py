@@ -38,7 +38,7 @@ class Explanation:
     split_by: str | None = None
     """The name of a probe on which the causes and the faults in `indistinguishable` have different results."""
     remains: bool = False
-    """Whether the causes explain only some of the probes."""
+    """Whether the causes explain the difference on only some of the probes."""
 
 
 def explain(
@@ -51,8 +51,8 @@ def explain(
     deepest: int = DEEPEST,
 ) -> Explanation:
     """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, in addition to the
-    `known` faults. `others` are all probes, which may distinguish causes that explain the segment equally well. Try
-    faults of `earlier` explanations first, because a fault is often in several layers."""
+    `known` faults. `others` contains all probes, because some of them may distinguish causes that explain the segment
+    equally well. Try faults of `earlier` explanations first, because a fault is often in several layers."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
@@ -79,7 +79,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return an explanation by the first combination in `found`; the others explain the segment equally well."""
+    """Return an explanation by the first combination in `found`; all combinations explain the segment equally well."""
     chosen, *rest = [_where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
@@ -92,8 +92,8 @@ def explained_by(
 
 
 def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Drop sites before the segment's tap at which a fault does not change the segment. The reference continues with
-    known values of the port, so some earlier faults have no effect."""
+    """Restrict the faults to the taps at which they change the segment. At some earlier taps, a fault has no effect,
+    because the reference continues with the port's values at recorded taps."""
     order = [*segment.probes[0].oracle.expected]
     before = {*order[: order.index(segment.tap)]}
 
@@ -129,8 +129,8 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop leading combinations that make a right segment wrong, unless all combinations do. For example, right
-    segments in earlier layers show that a fault is only in the last layer."""
+    """Drop combinations at the start of `found` that make a right segment wrong, unless all would be dropped. For
+    example, right segments in earlier layers show that a fault is only in the last layer."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -199,14 +199,15 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """Return the first tap whose value the last fault changes or removes."""
+    """Return the first tap whose value the last fault in `applied` changes or removes."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
 
 
 def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add to a cause's text other numbers or variants of the fault that explain the difference equally well."""
+    """Append to the cause's text the other numbers or variants of its fault that explain the difference equally
+    well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     told = [_other(fault, each) for each in alike if each.id == fault.id]
@@ -219,8 +220,8 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or the description that distinguishes `other` from `fault`; "" if `other` is equal or a special
-    case."""
+    """Return the number or the description that distinguishes `other` from `fault`; "" if `other` is equal to `fault`
+    or a special case of it."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description.startswith(fault.description) else other.description
@@ -229,7 +230,8 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which two combinations differ by more than the budget, or only one is possible."""
+    """Return the first probe on which two combinations give values that differ by more than the budget. A probe on
+    which only one of the combinations is possible also counts."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

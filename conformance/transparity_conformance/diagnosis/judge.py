@@ -34,7 +34,7 @@ from transparity_conformance.storage.on_disk import chosen
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""A function that gets the report on a wrong port before the search for causes."""
+"""A function that gets the report on a wrong port before the search for causes starts."""
 
 IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
 
@@ -70,10 +70,10 @@ def judge(
     `Interrupted` with the report.
 
     Args:
-        port, dtype: The name of the port, and the precision that determines the budgets.
-        logits_only, needs_logits: Whether to compare only logits, and whether to skip probes without logits.
-        not_compared, repeated: Further lines for *Not compared*, and the claim that two runs of the port are equal.
-        clock, located: The limits of the search for causes, and a function that gets the report before the search.
+        needs_logits: Whether to skip probes for which the port returned no logits.
+        not_compared: Further lines for the list *Not compared* of the report.
+        repeated: The claim that two runs of the port are equal.
+        located: A function that gets the report before the search for causes starts.
         ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
         answer: The port's logits, if operations of the port were matched with taps by value.
     """
@@ -142,7 +142,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the report. The verdict can be `agrees` only if `complete`."""
+    """Return the report, whose verdict can be `agrees` only if the comparison is `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
@@ -182,8 +182,9 @@ def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]
 
 
 def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
-    """Return the divergences to report, and the first place, if activations were matched. The errors of matched
-    activations include another order of features, so they do not show the first place."""
+    """Return the divergences to report, and the first wrong tap, for a port whose operations were matched with taps by
+    value. The end-to-end errors of such a port do not show the first wrong tap, because its features may have another
+    order."""
     told = with_effect(divergences)
     return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 
@@ -196,7 +197,7 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
     """Drop unexplained divergences that change no logits, because a right port may exceed an activation's budget. Keep
-    all divergences if none changes the logits."""
+    all divergences if all would be dropped."""
     effects = [(each, each.impact) for each in divergences]
     told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
     return told or divergences

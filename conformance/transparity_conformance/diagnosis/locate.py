@@ -101,7 +101,7 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
-    """Return a mask of the rows in which the tap depends on a query that sees no key, or on a near-tie."""
+    """Return a mask of the rows in which the tap depends on a fully masked query, or on a near-tie between experts."""
     rows = len(next(iter(result.probe.inputs.values())))
     free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
@@ -176,7 +176,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether a single map turns our values into the port's values, within a relative `tolerance`."""
+    """Return whether a single map turns the reference's values into the port's values, within a relative
+    `tolerance`."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # our values may contain the port's NaN
@@ -214,7 +215,8 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of a unit of ours; False if all are 0."""
+    """Return whether each hidden unit of the port is a positive multiple of a hidden unit of the reference. Return
+    False if all hidden units are 0."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -223,7 +225,8 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether the port's heads equal our heads in some order. Scores may be scaled, and shifted in each row."""
+    """Return whether the port's heads equal the reference's heads in some order. If `shifted` (for scores), the port
+    may also scale each head, and add a constant to each row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

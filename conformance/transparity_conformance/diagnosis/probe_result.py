@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
-"""If an activation has more features or tokens, reports do not list an error for each."""
+"""If an activation has more features (or logits) than this number, reports do not list an error for each feature."""
 
 
 @dataclass
@@ -80,7 +80,6 @@ class ProbeResult:
 
 
 Results = Mapping[str, ProbeResult]
-"""Results by the name of the probe."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
@@ -153,7 +152,8 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return a mask (batch, length), false at unused padding of `tap`; return `[True]` if no position is unused."""
+    """Return a mask (batch, length) that is false where `tap` is at padding. Return `[True]` if the model reads its
+    padding, or if `tap` has no padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask

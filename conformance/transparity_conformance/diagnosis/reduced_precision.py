@@ -28,8 +28,8 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return the reduced precision that explains all differences as a cause, or None. Rounding never explains a wrong
-    shape. If activations were matched by value, `alone` contains the results with only the logits."""
+    """Return a cause, which is the reduced precision that explains all differences, or None. Rounding never explains a
+    wrong shape. If activations were matched by value, `alone` contains the results with only the logits."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -37,7 +37,8 @@ def find_rounding(results: Results, dtype: str, alone: Results | None = None) ->
 
 
 def _is_beyond_rounding(results: Results) -> bool:
-    """Return whether the first wrong value differs by more than rounding to bfloat16, the coarsest dtype, explains."""
+    """Return whether the first wrong value differs by more than rounding explains, even in bfloat16, the coarsest
+    dtype."""
     first = next((result for result in results.values() if result.wrong), None)
     if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 may overflow
         return False
@@ -83,8 +84,8 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that explains the logits and the first wrong activation on each probe. Later activations
-    are not tested, because they may be matched with wrong operations."""
+    """Return a lower precision that explains the logits and the first wrong activation on each probe. Do not test later
+    activations, which may be matched with wrong operations."""
     found = _rounded_arithmetic(alone, dtype)
     if found is None:
         return None
@@ -102,7 +103,7 @@ def _is_within(result: ProbeResult, kind: str) -> bool:
 
 def _rounded_products(results: Results) -> Cause | None:
     """Return the first precision to which the port may round the factors of matrix products. For each precision, try
-    rounding in linear maps only and in all products, and take the better of both."""
+    rounding in linear maps only and in all products, and use the hypothesis that leaves less of the difference."""
     order = next(iter(results.values())).order
     for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
@@ -113,7 +114,8 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the median share of the difference that remains on a probe; infinity if a share is too large."""
+    """Return the median, over all probes, of the share of the difference that remains. Return infinity if the share on
+    one probe exceeds `LEFT_AT_WORST`."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))
@@ -123,7 +125,8 @@ def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest share of a difference that remains at a tap if the reference rounds like the hypothesis."""
+    """Return the largest share of the difference that remains at a wrong tap if the reference rounds like the
+    hypothesis."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))
@@ -178,7 +181,7 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
-    """Return the parameters in memory as `Factors`. Parameters in files are left out."""
+    """Return the parameters in memory as `Factors`. Leave out parameters in files, which stay unchanged."""
     if site != PARAMETERS:
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}

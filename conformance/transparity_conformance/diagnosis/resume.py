@@ -17,7 +17,8 @@ from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
 
 Depth = tuple[int, int]
-"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder. After a stack, i is its number of layers."""
+"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder. For activations after a stack, i is the stack's
+number of layers."""
 
 
 @functools.lru_cache(maxsize=2**6)

@@ -49,7 +49,7 @@ class Segment:
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults, whose values other walks reuse; None if several activations are known."""
+        """Return a walk without faults, whose values other walks reuse; None if several taps have known values."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -67,7 +67,8 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's with faults; 0 where a convention decides the right value."""
+        """Return the port's value minus the reference's value with faults; 0 where a convention decides the right
+        value."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, for example by moving a norm
             return np.array([np.inf])
@@ -142,9 +143,9 @@ def layer_of(tap: str) -> str:
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment, because they may be matched wrongly. The segment ends at
-    the first tap that depends on all wrong taps. Return this tap, and the results without the other wrong taps. The tap
-    is an empty string if only one tap is wrong, or if a wrong tap was not matched by value."""
+    """Join the wrong activations of a sublayer to one segment, because some may be matched with wrong operations. The
+    segment ends at the first tap that depends on all wrong taps. Return this tap, and the results without the other
+    wrong taps. The tap is an empty string if only one tap is wrong, or if a wrong tap was not matched by value."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:

@@ -14,7 +14,8 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""Up to this difference, in budgets, the budget is measured again with the fault in the reference."""
+"""If a difference is at most this multiple of the budget, the budget is measured again with the fault in the
+reference."""
 
 LUCK = Threshold(
     4.5, "in 144 models with large scores, a right program's error reached 4.5 × the budget from three sets of weights"
@@ -39,17 +40,17 @@ NO_EXPLANATION = Threshold(
 
 ROUNDED_PRODUCTS = (
     "matrix products were rounded to TF32 or bfloat16 (five probes, 20 runs). If the reference rounds in the same "
-    "way, at most 3e-4 of the difference remains. If it rounds in another way, the median share is at least 0.78, "
-    "and the largest share is at least 0.96. The shares are the same if queries are also 5 % too large. If two models "
-    "return only logits, the right rounding leaves at most 0.27 in the median and 0.49 at worst. Rounding in linear "
-    "maps and rounding in all products were each tried in place of the other. The median was then at least 0.64. The "
-    "limits allow for accelerators, which may round factors near a tie differently"
+    "way, at most 3e-4 of the difference remains. If the reference rounds in another way, the median of the remaining "
+    "shares is at least 0.78, and the largest share at least 0.96. Queries that are also 5 % too large do not change "
+    "these shares. In two models that return only logits, the right rounding leaves at most 0.27 in the median and "
+    "0.49 at worst. There, rounding only in linear maps instead of in all products, or the reverse, leaves at least "
+    "0.64 in the median. The limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if at most this share remains, in the median over all probes."""
+"""Undeclared rounding explains a difference if at most this share of it remains, in the median over all probes."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if at most this share remains on the worst probe."""
+"""Undeclared rounding explains a difference if at most this share of it remains on the worst probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,
@@ -79,7 +80,7 @@ WALKS = Count(
     f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375, and the other "
     "right pair is 31,228th",
 )
-"""The approximate number of combinations that the search tries at each size."""
+"""The approximate number of combinations that the search tries for each number of faults."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""

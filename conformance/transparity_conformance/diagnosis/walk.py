@@ -124,7 +124,7 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults, and the places at which the faults act."""
+    """A model with faults, and the parameters and taps that the faults change."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -231,7 +231,8 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` is the walk."""
+    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` contains the values of
+    the walk with `values`."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
@@ -271,6 +272,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each element by up to half an ulp at random: a port may continue with unrounded values."""
+    """Change each element by up to half an ulp at random, because a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

@@ -98,7 +98,8 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Raise `BundleError` if a section differs from what the checker computes. Only `purpose` may differ."""
+    """Raise `BundleError` if a section differs from the section that the checker computes. The `purpose` and the values
+    of `free_fields` may differ."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
         raise BundleError(
@@ -117,8 +118,9 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return `section` with the requests of a bundle. Only values under `parameters/` may differ from `section`,
-    because another machine may have rounded them. Raise `BundleError` for other differences."""
+    """Return `section` with the requests that the bundle contains. Tensors with `parameters/` in their names may differ
+    from the tensors of `section`, because another machine may have rounded them differently. Raise `BundleError` for
+    other differences."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(
@@ -156,7 +158,7 @@ class Bundle:
     probes: dict[str, Probe]
     capabilities: Mapping[str, Section] = field(default_factory=dict)
     has_weights: bool = True
-    """Whether the bundle contains the parameters. Otherwise, it refers to the tensors of a checkpoint."""
+    """Whether the bundle contains the parameters. Otherwise, the bundle refers to the tensors of a checkpoint."""
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -209,7 +211,7 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 def check_name(name: str, config: TransformerConfig) -> None:
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
         raise BundleError(
-            f"The bundle is named {name!r}, but its configuration differs from this preset; use the name 'config'."
+            f"The bundle is named {name!r}, but its configuration differs from the preset; use the name 'config'."
         )
 
 

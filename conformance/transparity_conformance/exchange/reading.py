@@ -1,7 +1,7 @@
 """Read bundles and results from untrusted sources.
 
-The checker compares all sizes with the configuration and the files before it loads a tensor. The checker computes
-expected values anew, and refuses a bundle whose values differ by more than rounding.
+The checker compares all sizes with the configuration and the files before it loads a tensor. The checker computes the
+expected values anew, and refuses a bundle whose values differ from these by more than rounding.
 """
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ from transparity_conformance.storage.paths import is_folder
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
-    """Read a bundle; raise `TransparityError` if it is invalid.
-
-    `checkpoint` is the checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
-    bundle's own weights.
-    """
+    """Read a bundle; raise `TransparityError` if it is invalid. `checkpoint` is the checkpoint to which the bundle
+    refers. The default is the checkpoint inside the bundle, or the bundle's own weights."""
     folder = Path(folder)
     if not is_folder(folder):
         raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
@@ -70,10 +67,8 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle) -> Actual:
-    """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used.
-
-    Raise `BundleError` for an unreadable file, an unknown name, a wrong shape or a wrong dtype.
-    """
+    """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used. Raise
+    `BundleError` for an unreadable file, an unknown name, a wrong shape or a wrong dtype."""
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
         raise BundleError(f"{path} is a folder; expected one safetensors file with the results for all probes.")
@@ -100,9 +95,7 @@ def _parameters(
         return {name: stored[name] for name in shapes}  # the file may have another order
     within = folder / CHECKPOINT
     if checkpoint is None and not is_folder(within):
-        raise BundleError(
-            f"{folder} contains no weights; give the checkpoint for which it was written, with --checkpoint FOLDER."
-        )
+        raise BundleError(f"{folder} contains no weights; give the checkpoint of this bundle with --checkpoint FOLDER.")
     return import_described(checkpoint or within, manifest.checkpoint, config, progress).parameters
 
 

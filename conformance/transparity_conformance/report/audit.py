@@ -13,7 +13,8 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field with several tried values gets the first of their outcomes."""
+"""The outcomes, the most important first. A field with several tried values has the most important of their
+outcomes."""
 
 ABSENT = "absent"
 
@@ -29,13 +30,13 @@ class AuditedField(Compared):
     value: str
     """The new value as JSON, `absent` for a removed field, or the name of another format of config.json."""
     outcome: Outcome
-    """`ignored`: the port's result stays the same; `wrong`: the new result is wrong; `refused`: the port raises."""
+    """`ignored`: the result is unchanged; `wrong`: the new result is wrong; `refused`: the port raises an exception."""
     says: str = ""
-    """A description of the port's behavior, or the reason for refusing the value."""
+    """A description of the port's behavior, or the reason why the port refuses the value."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference has the same fault; None if no known fault was tried."""
+    """The difference that remains if the reference has the port's fault; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
@@ -56,7 +57,7 @@ class AuditedTensor(Compared):
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference uses the same values as the port; None if none were tried."""
+    """The difference that remains if the reference uses the same values as the port; None if no values were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -74,11 +75,11 @@ CAUSES = {
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
     "wrong": "obeyed wrongly",
-    "refused": "with an exception for another value",
+    "refused": "for which the port refuses another value",
     "not exercised": "not exercised",
 }
 ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "TypeError")
-"""Exceptions with which a port seldom refuses a value on purpose."""
+"""Exceptions that a port seldom raises on purpose when it refuses a value."""
 
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
@@ -107,8 +108,8 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line about the port's behavior for each field that is faulty or raises an exception by accident. The line
-        names the first value with this behavior."""
+        """A line for each field that the port handles wrongly, or for which it raises one of `ACCIDENTS`. The line is
+        about the first value with this behavior."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -128,7 +129,7 @@ class Audit:
 
     @property
     def failed(self) -> str:
-        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`; empty if there are none."""
+        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`; empty without faults."""
         return " and ".join(count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults)
 
     @property
@@ -160,10 +161,8 @@ class Audit:
 
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
-    """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`.
-
-    `named` lists the names for each outcome. The other fields or tensors have the outcome `rest`, and are only counted.
-    """
+    """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`. `named` lists the names for each outcome.
+    `rest` is the outcome of all other fields or tensors, whose number ends the line."""
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

@@ -21,7 +21,7 @@ class Meaning:
     right: str
     look: str
     hidden: str = ""
-    """Inputs or models with which the fault does not show."""
+    """Inputs or models for which the fault has no effect."""
     seen: tuple[str, ...] = ()
     """Public issues about this fault in real ports, as owner/name#number."""
 

@@ -98,10 +98,8 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return error / budget; if it is above 1, the values disagree.
-
-    The share is infinite if the error is NaN, or if the budget is NaN or infinite: without a bound, nothing agrees.
-    """
+    """Return error / budget; the values disagree if this share is above 1. The share is infinite if the error is NaN,
+    or if the budget is NaN or infinite: without a bound, nothing agrees."""
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
     if error == 0:
@@ -124,10 +122,8 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    """Convert an array of any framework, device and dtype to NumPy.
-
-    Every process that holds a shard of a sharded array must call this function, which gathers the shards.
-    """
+    """Convert an array of any framework, device and dtype to NumPy. Every process that holds a shard of a sharded array
+    must call this function, which gathers the shards."""
     if hasattr(value, "full_tensor"):  # PyTorch's DTensor
         value = value.full_tensor()
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX

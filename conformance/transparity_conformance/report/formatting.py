@@ -16,7 +16,7 @@ DECADES = 6
 """The number of powers of ten that bars show: an error 10⁶ times smaller than the largest has height 0."""
 
 PALEST = 1e-3
-"""The largest share with the palest color in a heat map. Above it, the color depends on the share's logarithm."""
+"""The largest share with the palest color in a heat map. The color of a larger share depends on its logarithm."""
 
 
 def format_share(share: float) -> str:

@@ -17,7 +17,7 @@ MOST_NAMED = 6
 """The largest number of untested fields and probes in a line of text; JSON and HTML list all of them."""
 
 FEW = 3
-"""Up to this number, lengths and batch sizes are listed one by one."""
+"""A text lists up to this number of lengths or batch sizes; for more, the text gives the range."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Coverage:
     """The lengths of the encoder's inputs, if the model also has a decoder; `lengths` are then the decoder's."""
     batches: tuple[int, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object, each compared with the same call of a new object."""
+    """The number of calls of one built model, each compared with the same call of a newly built model."""
     features: tuple[str, ...] = ()
     """The configuration fields for which another value would change the result of at least one compared call."""
     untested: tuple[str, ...] = ()
-    """Untested fields and probes, with the reasons. If there are any, the verdict is not `agrees`."""
+    """Untested fields and probes, with the reasons. With an untested field or probe, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 
@@ -42,7 +42,7 @@ class Coverage:
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that is compatible with n right calls, at 95 % confidence: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that n right calls leave possible, at 95 % confidence: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
@@ -155,7 +155,8 @@ class Timing:
     """Processor time of the port's own processes; None without such processes, or if the time is unknown."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time from the reading `before` to this reading, without processes that ended between them."""
+        """Return the time between the readings `before` and `self`, without processes that ended between the
+        readings."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 

@@ -70,7 +70,7 @@ class Interrupted(KeyboardInterrupt):
 
 DIVERGES = "the forward pass diverges"
 EARLIER = "an earlier comparison failed"
-"""With `DIVERGES`, the reasons why other calls than the forward pass were not compared."""
+"""`DIVERGES` and `EARLIER` are reasons why only the forward pass was compared."""
 
 OR = " (or "
 """The words between a cause and its alternatives."""
@@ -87,9 +87,9 @@ class Cause:
     value: float | None = None
     """The fitted number, such as an eps; None for a fault without such a number."""
     residual: float = 0.0
-    """The largest difference on the first probe that remains if the reference has the fault."""
+    """The largest difference that remains on the first probe if the reference has the fault."""
     explained: float = 1.0
-    """The share of the difference that disappears if the reference has the fault; 1 means all of it."""
+    """The share of the difference that disappears if the reference has the fault; 1 means the whole difference."""
     at: str = ""
     """The activation at which the fault acts; empty if this is the activation of the divergence."""
     source: Mapping[str, Any] | None = None
@@ -114,8 +114,8 @@ class Impact:
 
     A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which another element of the output is the largest. In a language
-    model, the largest element belongs to the most likely token."""
+    """The number of positions other than padding at which the output's largest element is not the reference's largest
+    element. In a language model, the largest element belongs to the most likely token."""
     at_padding_only: bool
     head: str = "logits"
     """The field `head` of the configuration, which says what the model returns."""
@@ -177,7 +177,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of an activation on a probe: once with the errors of earlier activations, and once without."""
+    """The comparison of an activation on a probe, with and without the errors of earlier activations."""
 
     tap: str
     probe: str
@@ -216,7 +216,7 @@ class ClaimResult(Compared):
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The result for one configuration; `str(report)` is the answer of the command."""
+    """The result for one configuration; `str(report)` is the text that the command prints."""
 
     preset: str
     """The name of the checked preset, or `config` for the user's own configuration."""
@@ -231,7 +231,7 @@ class Report:
     """Remarks, for example about rounding or an equivalent formula."""
     dtype: str = "float32"
     port: str = ""
-    """The port's name, such as `my.py:load`, or its command; empty if it has neither."""
+    """The port's name, such as `my.py:load`, or its command; empty if the port has neither."""
     coverage: Coverage = field(default_factory=Coverage)
 
     audit: Audit | None = None
@@ -240,7 +240,7 @@ class Report:
     reference: str = ""
     """The other implementation of `--against`; empty without this option."""
     third: ThirdComparison | None = None
-    """The comparison with a third implementation; None without one."""
+    """The comparison with a third implementation; None without a third implementation."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """The configuration fields with another value in the port's model, each with the given and the port's value."""
     environment: Mapping[str, str] = field(default_factory=environment)
@@ -309,7 +309,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object, each compared with the same call of a new object."""
+    """The number of calls of one built model, each compared with the same call of a newly built model."""
     untested: tuple[str, ...] = ()
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 

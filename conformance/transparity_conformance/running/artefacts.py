@@ -11,8 +11,8 @@ from transparity_conformance.storage.paths import is_file, is_folder
 @dataclass(frozen=True)
 class Runtime:
     module: str
-    """The module in `running` whose function `load(path)` returns a `build` with `limits`. Empty for GGUF files, of
-    which only the tensors are compared."""
+    """The module in `running` whose function `load(path)` returns a `build` with `limits`. Empty for GGUF files,
+    because only their tensors are compared."""
     package: str
 
 
@@ -26,7 +26,7 @@ ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 
 
 def runtime_of(port: str | None) -> Runtime | None:
-    """Return the runtime for the model file or folder that `port` names. Return None for functions, and for no port."""
+    """Return the runtime for the model file or folder that `port` names. Return None for functions."""
     if port is None:
         return None
     path = Path(port)

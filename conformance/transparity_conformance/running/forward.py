@@ -59,10 +59,8 @@ def _in_evaluation_mode(model: Any) -> Any:
 
 
 def called_by_its_names(model: Any) -> Callable[..., Any]:
-    """Return `forward(**inputs)`, which takes inputs by the model's own names, and has the model's signature.
-
-    The first input may have any name. `forward` returns the array of logits or hidden states.
-    """
+    """Return `forward(**inputs)`, which takes inputs by the model's own names, and has the model's signature. The first
+    input may have any name. `forward` returns the array of logits or hidden states."""
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function that takes its inputs.")
     array, without_gradients = call_port(arrays, _in_evaluation_mode(model), call_port(framework_of, model))
@@ -176,10 +174,8 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether to omit the attention mask, so that the checker also tests calls without a mask.
-
-    If the mask hides nothing and is an optional argument, omit the mask for every third length (2, 5, 8 …).
-    """
+    """Return whether to omit the attention mask, so that the checker also tests calls without a mask. If the mask hides
+    nothing and is an optional argument, omit the mask for every third length (2, 5, 8 …)."""
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
         return False
@@ -190,10 +186,8 @@ def may_have_no_mask(
 def other_cache_setting(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, takes: inspect.Signature | None
 ) -> dict[str, bool]:
-    """Return the value of `use_cache` that is not the default, for even lengths of a model that has this argument.
-
-    Without an argument for a cache, a model may keep the cache of the previous call; never turn on this cache.
-    """
+    """Return the value of `use_cache` that is not the default, if the model has this argument and the length is even.
+    Never turn on the cache of a model that takes no cache: such a model may keep the cache of the previous call."""
     names = {} if takes is None else takes.parameters
     if "use_cache" not in names or inputs[config.input_names[-1]].shape[1] % 2:
         return {}
@@ -223,7 +217,7 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
         if takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]:
             setattr(forward, name, method)
             if name == "step":
-                step.__signature__ = takes  # type: ignore[attr-defined] # it may take a mask
+                step.__signature__ = takes  # type: ignore[attr-defined] # `step` may take a mask
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:

@@ -1,8 +1,8 @@
 """Compute the gradients of a PyTorch or Flax model that `load(folder)` returned, named by the reference's parameters.
 
-The framework differentiates the model's own code. To rename the gradients, the tensors of the folder are matched with
-the model's parameters, by name or by their values. Each row of a tensor is looked up among the rows and columns of all
-parameters. Transposed, fused and permuted parameters are therefore found, too.
+The framework differentiates the model's own code. To rename the gradients, the checker matches the folder's tensors
+with the model's parameters, by name or by value. The checker looks up each row of a tensor among the rows and columns
+of all parameters. This search also finds transposed, fused and permuted parameters.
 """
 
 from __future__ import annotations
@@ -155,10 +155,8 @@ def _differentiation(
 def _by_our_names(
     opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return the gradients by the reference's names, and the reason for each missing gradient.
-
-    The code that converts a folder's tensor to a parameter also converts the tensor's gradient.
-    """
+    """Return the gradients by the reference's names, and the reason for each missing gradient. The code that converts a
+    folder's tensor to a parameter also converts the tensor's gradient."""
     parts = parts_in(opened.family, config, opened.files, learned)
     taken = located(opened.tensors(parts, parts), places)
     known: Arrays = {}
@@ -182,7 +180,8 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the tensors with the same name, with or without a prefix. Gradients of a parameter's copies are added."""
+    """Find the parameter whose name equals the name of each tensor, except for a prefix of one of the names. A
+    parameter's gradient includes the gradients of its copies."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
@@ -277,10 +276,8 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes.
-
-    If a wanted vector has the size of the tensor, the tensor is also compared as a vector.
-    """
+    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes. If
+    a wanted vector has the size of the tensor, the tensor is also compared as a vector."""
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
         rows = tensor.reshape(matrix)

@@ -38,8 +38,8 @@ from transparity_conformance.running.loading import Limits, read_with
 class HubBuild:
     """A `build(config, parameters)` that writes a folder and calls a port's `load(folder)`. `parameters` may also be
     the path of an existing folder. Keyword arguments are passed to `load`. `model_type` is the family of the folders.
-    `edit` changes each folder, or a copy of an existing folder, before it is loaded. Folders are below `root`, and each
-    is removed together with its model. The caller removes `root`."""
+    `edit` changes the written folder, or a copy of an existing folder, before `load` reads this folder. The written
+    folders are below `root`. A folder is removed when its model is freed; the caller removes `root`."""
 
     def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
         functools.update_wrapper(self, load)
@@ -54,7 +54,7 @@ class HubBuild:
         if isinstance(parameters, str) and self.edit is None:
             return self._loaded(Path(parameters), config, options)
         parent = tempfile.mkdtemp(dir=self.root)
-        folder = Path(parent, "model")  # a loader may not keep models by the names of folders
+        folder = Path(parent, "model")  # the same name every time, so that caching by name is found out
         try:
             if isinstance(parameters, str):
                 shutil.copytree(parameters, folder)

@@ -50,8 +50,8 @@ def arguments(
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    Pass the main inputs by keyword if the function has a known name for each of them. Otherwise, pass them by position.
-    Pass other inputs, such as a mask, only by keyword.
+    Pass the main inputs by keyword if the function has a known name for each of them. Otherwise, pass the main inputs
+    by position. Pass other inputs, such as a mask, only by keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
@@ -184,10 +184,8 @@ def takes_of(model: Any) -> inspect.Signature | None:
 
 
 def input_names(takes: inspect.Signature | None) -> dict[str, str]:
-    """Map the reference's names of inputs to the model's names.
-
-    Raises `PortError` unless the model takes token ids, the token ids of a source and a target, or images.
-    """
+    """Map the reference's names of inputs to the model's names. Raises `PortError` unless the model takes token ids,
+    the token ids of a source and a target, or images."""
     parameters = {} if takes is None else dict(takes.parameters)
     named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
     further = {ours: named[ours] for ours in ("attention_mask", "token_types") if ours in named}

@@ -1,7 +1,7 @@
 """Import a port by name, such as `path/to/file.py:build` or `package.module:build`; or open an exported model.
 
 An exported model (an artifact), such as an ONNX file, becomes a `build(config, parameters)` that keeps its own weights.
-An exported model may accept only some calls, for example of one length.
+An exported model may accept only some calls, for example with one fixed length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class LoadError(PortError):
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names. Raise `LoadError` without such a function. Messages call it `what`."""
+    """Import the function that `spec` names. Raise `LoadError` if the import fails; messages call the function
+    `what`."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise LoadError(
@@ -103,7 +104,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """Return a clause about an exception during an import. For a `SyntaxError`, the clause contains the line."""
+    """Return a clause about an exception during an import. For a `SyntaxError`, the clause contains the line number."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -118,7 +119,7 @@ class Limits:
     """Whether the inputs include an attention mask."""
     has_token_types: bool = True
     batch: int | None = None
-    """The number of rows if it is fixed, otherwise None; the checker splits other batches."""
+    """The number of rows if it is fixed, otherwise None; the checker splits or fills up other batches."""
     length: int | None = None
     """The number of tokens per row if it is fixed, otherwise None; the checker pads shorter rows on the right."""
     dtype: str = ""

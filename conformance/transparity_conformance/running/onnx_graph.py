@@ -21,7 +21,7 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""For models that read images or audio: the kind of data, by the name of the input."""
+"""The data in an input, by its name; other inputs contain token ids."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
 """Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the
@@ -40,7 +40,8 @@ TAKEN = {
     ENCODER: {"input_ids": "input_ids", FRAMES: FRAMES, "attention_mask": "attention_mask"},
     DECODER: {"input_ids": TOKENS[1], "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""For each file of an exported encoder-decoder, the inputs that it may have, with their names in a single graph."""
+"""For each file of an encoder-decoder, the names of possible inputs, each with its name in a graph of the whole
+model."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Graph:
     session: Any
     """The graph as an ONNX Runtime session."""
     inputs: dict[str, Any]
-    """The inputs, with `shape` and `type`, by their names in a single graph. An input of tokens is `input_ids`."""
+    """The inputs, by their names in a graph of the whole model. A renamed input of tokens is `input_ids`."""
     renamed: dict[str, str]
     """For each renamed input, its name in the graph."""
 
@@ -88,7 +89,7 @@ class Graph:
 
 
 def part_of_pair(path: Path, session: Any) -> Graph:
-    """Return the encoder or the decoder of an encoder-decoder in two files; raise `LoadError` for other inputs."""
+    """Return the graph of the encoder or the decoder; raise `LoadError` for unknown inputs and fixed shapes."""
     taken = TAKEN[path.name]
     for each in session.get_inputs():
         if each.name not in taken:
@@ -137,7 +138,7 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return `int8` for quantized values, the dtype of most floating-point weights, or "" if the graph has none."""
+    """Return `int8` for a quantized graph, else the dtype of most floating-point weights, or "" without weights."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"

@@ -52,7 +52,7 @@ class OnnxModel:
         )
 
     def __call__(self, config: TransformerConfig, parameters: Arrays) -> OnnxForward:
-        """Raise `LoadError` unless the graphs and the checkpoint's model have the same parts and kinds of inputs."""
+        """Return the forward pass. Raise `LoadError` if the checkpoint has another architecture or reads other data."""
         first = self.graphs[0]
         if len(self.graphs) > 1 and config.architecture != "encoder-decoder":
             raise LoadError(
@@ -78,7 +78,7 @@ class OnnxForward(Listened):
             self.step = self._step
 
     def __call__(self, **inputs: np.ndarray) -> np.ndarray:
-        """Return the output for whole inputs. Split a batch if the graph fixes its size."""
+        """Return the output. If the graph fixes the batch size or the length, split the batch or pad the inputs."""
         named, found = self._named(inputs), []
         length = None if self.limits.length is None else [*named.values()][-1].shape[1]
         for part in _parts(named, self.limits.batch):

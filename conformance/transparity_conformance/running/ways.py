@@ -75,7 +75,7 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the input to split into steps. In an encoder-decoder, these are the decoder's tokens."""
+    """Return the name of the input to split into steps: the decoder's tokens, if there are any, or the first input."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 
@@ -84,10 +84,8 @@ def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
 
 
 def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a step that processes the positions from `begin` to `end`.
-
-    A mask covers all positions up to `end`. An input without positions is passed only in the first step.
-    """
+    """Yield the inputs of a step that processes the positions from `begin` to `end`. A mask covers all positions up to
+    `end`. An input without positions is passed only in the first step."""
     is_beside_encoder = content.startswith("decoder_")
     for name, value in inputs.items():
         if is_beside_encoder and not name.startswith("decoder_"):

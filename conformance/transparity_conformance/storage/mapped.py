@@ -43,7 +43,8 @@ class Mapped(NDArrayOperatorsMixin, InBlocks):
     `x @ W.T` and `W @ x` read a block at a time; a look-up reads rows. Other operations read the whole matrix.
 
     Args:
-        path, name: the file, and the name of its tensor, which has two axes and is float32, float16 or bfloat16.
+        path: the file.
+        name: the name of the tensor in the file, which has two axes and is float32, float16 or bfloat16.
         shape: the shape of the tensor in the file.
         casts: dtypes to which the values are rounded, and functions that change the values, in the order of their use.
             The last entry is the dtype of the matrix.

@@ -1,4 +1,4 @@
-"""Mappings from names to arrays on disk, and changes of such mappings that read no array."""
+"""Mappings from names to arrays on disk, and functions that change such mappings without reading an array."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
 
 
 def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:
-    """Return the arrays with these names; lazy arrays stay lazy."""
+    """Return the arrays with these `names`; do not read lazy arrays."""
     if isinstance(arrays, dict):
         return {name: arrays[name] for name in names}
     return Lazy(names, arrays.__getitem__)
 
 
 def changed(arrays: Arrays, change: Callable[[np.ndarray], np.ndarray]) -> Arrays:
-    """Apply `change` to every array; lazy arrays stay lazy."""
+    """Apply `change` to every array; a lazy array is changed when it is read."""
     if isinstance(arrays, dict):
         return {name: change(value) for name, value in arrays.items()}
     return Lazy(arrays, lambda name: change(arrays[name]))

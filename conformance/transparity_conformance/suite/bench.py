@@ -74,7 +74,7 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 products have full precision; no-op for a backend without a harness."""
+        """Return a context in which float32 products have full precision, if the backend has a harness."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -86,17 +86,13 @@ class Bench:
     @property
     def fast_cases(self) -> tuple[str, ...]:
         """The presets whose fast path is tested. In an unusual mode, three presets are tested, to save compile time.
-
-        The slow claim `precision.taps_in_every_precision` tests all presets in every mode.
-        """
+        The slow claim `precision.taps_in_every_precision` tests all presets in every mode."""
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested: one preset in an unusual mode, otherwise all presets.
-
-        The traced path of a preset takes many seconds to compile.
-        """
+        """The presets whose traced path is tested: one preset in an unusual mode, otherwise all presets. The traced
+        path of a preset takes many seconds to compile."""
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property
@@ -115,7 +111,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """Comparisons for one claim in one case. Budgets are for `dtype` (default: the subject's)."""
+    """Comparisons for one claim in one case. Budgets are for `dtype` (by default, the subject's dtype)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype

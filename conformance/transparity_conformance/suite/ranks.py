@@ -83,7 +83,7 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Run a task on all ranks, and return the results. Raise a rank's error; if a rank does not reply, stop all."""
+        """Run a task on all ranks. Raise an error of a rank; if a rank does not reply, stop all ranks."""
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:
@@ -225,9 +225,7 @@ def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
     """Call a method. Return a hash of the result, and the result on the first rank. Outside of the mesh, return None.
-
-    If the result contains a cache, keep the cache on the rank, and return the number `kept` instead.
-    """
+    If the result contains a cache, keep the cache on the rank, and return the number `kept` instead."""
     if handle not in state.objects:
         return None
     if method == "step" and len(given) > 1 and given[1] is not None:

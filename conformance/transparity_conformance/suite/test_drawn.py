@@ -17,7 +17,7 @@ from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""The numbers of random configurations in the quick and the full suite. XLA compiles each shape, so Flax gets few."""
+"""The numbers of random configurations in the quick and the full suite; few for Flax, which compiles each shape."""
 
 
 def drawn_evidence(

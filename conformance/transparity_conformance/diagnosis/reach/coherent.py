@@ -1,9 +1,10 @@
-"""Find coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
+"""Find coherent errors: errors within the budget that resemble the effect of a known fault more than rounding errors
+do.
 
 The effect of a fault is the change of the reference's logits if the reference has the fault. Rounding errors point in
 random directions, so their projection onto an effect is small. An error that contains a multiple of the effect has a
-larger projection. The checker projects the error of the logits onto each effect. The checker compares the length with
-projections of the reference's own rounding errors, measured with slightly changed weights.
+larger projection. The checker projects the error of the port's logits onto each effect. The checker compares this
+projection with projections of the reference's own rounding errors, measured with slightly changed weights.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Coherent:
     excess: float
     """The length of the projection, relative to the largest length that rounding explains."""
     cause: Cause | None
-    """The fault as a cause, if no coherent error remains when the reference has the fault."""
+    """The fault as a cause; None if a coherent error remains when the reference has the fault."""
 
     @property
     def says(self) -> str:
@@ -62,8 +63,8 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Project the error onto the effect of each fault. Return the fault with the longest projection; None if rounding
-    explains the projection."""
+    """Project the error of the port's logits onto the effect of each fault. Return the fault with the longest
+    projection; None if rounding explains the projection."""
     some = {
         name: result.probe
         for name, result in results.items()

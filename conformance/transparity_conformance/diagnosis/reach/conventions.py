@@ -1,7 +1,7 @@
 """Differences that are not faults.
 
-If all keys of a query are masked, the result is a convention of the implementation. If the router scores of two experts
-are nearly equal, rounding determines which expert is chosen.
+If all keys of a query are masked, the result depends on a convention of the implementation. If the router scores of two
+experts are nearly equal, rounding determines which expert is chosen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ OURS = (
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """Yield a claim with the largest difference that another convention explains, or nothing without a difference."""
+    """Yield a claim about the largest difference that comes from another convention for fully masked queries. Yield
+    nothing if there is no such difference."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -39,7 +40,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port has another convention; the note names the convention if it is known."""
+    """Return a note if the port's convention for fully masked queries differs from the reference's."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
@@ -63,7 +64,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port returns its router scores, or near-ties affect at most half of its output."""
+    """Return whether the port returns its router scores, or near-ties affect at most half of its output positions."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

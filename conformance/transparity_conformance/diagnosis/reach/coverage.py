@@ -17,7 +17,8 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Add the coverage. The verdict `agrees` becomes `inconclusive` if a field is not exercised or a call failed."""
+    """Add the coverage to a report. The verdict `agrees` becomes `inconclusive` if no call exercises a field, or if a
+    call failed."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
@@ -66,15 +67,16 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""If the calls of a port have taken this time, in seconds, only the most informative calls follow. In PyTorch, all
-calls of a small model take a twentieth of this time. A port that compiles for each shape may take longer."""
+"""After the calls of a port have taken this number of seconds, the checker makes only the most informative calls. In
+PyTorch, all calls of a small model take a twentieth of this time. A port that compiles for each shape may take
+longer."""
 
 CALLS = 120
-"""The number of forward passes in a history (many calls of one object). If all are right, then fewer than 2.5 % of
-calls in random order are wrong, with 95 % confidence."""
+"""The number of forward passes in a history (many calls of one object). If all these passes are right, then fewer than
+2.5 % of calls in random order are wrong, with 95 % confidence."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
-"""The cause of a wrong call that a new object answers correctly."""
+"""The cause of a call whose result is wrong in a history but right from a newly built model."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps` or, without taps, of the whole port. Return None if no logits
-    compare, or if no tap is wrong: then only the logits of the whole port reveal the cause."""
+    """Return the impact of the deviations at `taps` or, without taps, of the whole port. Return None if the logits of a
+    probe cannot be compared. Also return None if none of the `taps` is wrong, because only the logits of the whole port
+    then reveal the cause."""
     if taps and not any(_wrong(result, taps) for result in results.values()):
         return None
     real = changed = moved = padded = 0

@@ -76,7 +76,8 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that, at all of their possible taps, reproduce the logits; return the first, or ()."""
+        """Find the single faults that reproduce the logits if they act at all of their possible taps. Return the first
+        of these faults, or ()."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 

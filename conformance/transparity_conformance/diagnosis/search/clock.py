@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The search ends after this amount of work, in the unit of the module `work`. Matching taps with operations is not
-included. If a fault of a small model has no explanation, matching and search take about 30 s together."""
+"""The search ends after this amount of work, in the unit of the module `work`. This amount excludes the matching of
+operations with taps. If a fault of a small model has no explanation, matching and search take about 30 s together."""
 
 CANDIDATES = 300
 """`allow` extends the limit of work, so that about this many candidates can be tried."""
@@ -105,7 +105,7 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if no work were left. In other threads, do nothing."""
+        """On the first Ctrl-C, end the search as if no work were left. Outside of the main thread, do nothing."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield

@@ -1,4 +1,4 @@
-"""Find fields of the configuration that together explain a difference if they have other values."""
+"""Find fields of the configuration whose changes together explain a difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that describe only the format of another field."""
+"""Fields that only set the order of features; `_one_by_one` does not count them."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
 """Fields about inputs and outputs, which the call already determines."""
@@ -82,7 +82,8 @@ def other_fields(
 
 
 def _one_by_one(config: TransformerConfig, results: Results, left: int, clock: Clock) -> Fields:
-    """Add one field at a time. Return two or more fields that leave no tap wrong, or no fields."""
+    """Change one more field at a time. Return the changes of two or more fields if they leave no tap wrong, otherwise
+    {}."""
     chosen = Fields()
     while left and not clock.is_over:
         tried = [changed(chosen | change) for change in single_changes(config, chosen)]

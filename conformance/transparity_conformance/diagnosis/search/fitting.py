@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of steps before a fit is judged. These steps narrow the interval to 1/300 of the grid's spacing."""
+"""The number of steps until a poor fit is rejected; these steps narrow the interval to 1/300 of its initial width."""
 
 STEPS = 40
-"""The number of all steps. These steps narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
+"""The number of all steps; these steps narrow the interval to 1/(2 × 10⁸) of its initial width."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""
@@ -50,7 +50,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first entry for each fault id. This entry acts at all possible taps."""
+    """Return one entry for each fault id: the first entry, whose fault acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -85,7 +85,8 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Narrow an interval around `grid[best]`. Yield its middle and the smallest value so far at each step."""
+    """Narrow an interval around `grid[best]`. At each step, yield the middle of the interval and the smallest value of
+    `function` inside the interval."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

@@ -92,8 +92,8 @@ class Search:
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
         """Return combinations of as few faults as possible, at most `deepest`, and whether a difference remains. The
-        combinations explain every probe or, if a difference remains, all probes of one model size. `likely`
-        combinations, which explain other segments of the same kind, are extended first. With `only_wide`, each fault
+        combinations explain every probe or, if a difference remains, all probes of one model size. The search first
+        extends the `likely` combinations, which explain other segments of the same kind. With `only_wide`, each fault
         acts at all possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
@@ -130,9 +130,9 @@ class Search:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fault whose number
         is fitted.
 
-        If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
-        and ten times as many candidates act at only some taps. Numbers are first fitted at the taps of the best faults.
-        In a model with two stacks, all fits would exceed the work of a search.
+        If only logits are known, faults at all possible taps come first, because most ports run the same code in all
+        layers. Ten times as many candidates act at only some taps. Numbers are first fitted at the taps of the best
+        faults. In a model with two stacks, fits at all taps would exceed the work of a search.
         """
         is_whole = self.segment.is_whole_model
         if depth and is_whole:
@@ -164,14 +164,14 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations that can be extended by every candidate within `WALKS` runs."""
+        """The number of combinations that every candidate can extend within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
         """Yield the most likely pairs of faults if only logits are known, because all pairs would take too many runs.
         Start with pairs whose sum of effects leaves the smallest difference. Continue with pairs at all possible taps,
-        pairs with one of the best faults, and pairs with a fitted number. If the pairs have used their work, stop
-        without an error, because triples have a limit of their own."""
+        pairs with one of the best faults, and pairs with a fitted number. If the work for pairs is used up, stop
+        without an error, because triples have their own limit."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest
@@ -185,7 +185,7 @@ class Search:
 
     def _triples(self) -> Iterator[Round]:
         """Yield triples of faults at all possible taps. Start with triples whose sum of effects leaves the smallest
-        difference. Then replace one fault of each of the best triples at a time, as long as the difference shrinks."""
+        difference. Then vary each of the best triples by one fault at a time, as long as the difference shrinks."""
         self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
@@ -205,7 +205,8 @@ class Search:
         return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and one of `seconds`, sorted on the probe that `first` explains least."""
+        """Return all pairs of `first` and a fault in `seconds`, sorted by the difference on the probe that `first`
+        explains least."""
         probe = self._most_telling((first,))
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
@@ -220,7 +221,8 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each fault in `best` with a fitted number, to fit the number with each partner."""
+        """For each fault in `best` that has a fitted number, yield the best partners, so that its number is fitted
+        again with each partner."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -270,14 +272,16 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes; [] if they explain only one, which may be chance."""
+        """Return the faults that explain the most wrong probes; [] if they explain only one probe, perhaps by
+        chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
         """Single faults that explain `screen` or the shortest probe, each with the number of wrong probes that the
-        fault explains, in descending order. On the shortest probe, fewer faults have an effect."""
+        fault explains, the largest number first. The shortest probe may show a single fault, because other faults have
+        no effect on short inputs."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -319,7 +323,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe with the largest remaining difference, among the probes with the sizes of `screen`."""
+        """Return the probe with the largest remaining difference among the probes with the model of `screen`."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
@@ -348,7 +352,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference in budgets, preferably with the first configuration."""
+    """Return the probe whose difference is the largest multiple of its budget. Prefer wrong probes of the first
+    configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

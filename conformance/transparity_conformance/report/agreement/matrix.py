@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """The place of the worst comparison. If nothing was compared, this is the cell's `text`."""
+        """The activation and the case of the worst comparison; without a worst comparison, the cell's `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property

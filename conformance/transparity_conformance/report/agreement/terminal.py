@@ -20,7 +20,8 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table of the largest used shares of budgets, with a row for each claim."""
+    """Return a table with a row for each claim, in which cells show the largest share of a budget that an error
+    uses."""
     matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")

@@ -200,7 +200,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """Return the used share of the budget, or a word if the claim is exact or expected to break."""
+    """Return the used share of the budget. For a claim that is exact or should break, return words such as `equal`."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

@@ -28,11 +28,11 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A difference counts as explained if its causes account for at least this share of it."""
+"""A difference counts as explained if its causes account for at least this share of the difference."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port: both sides are
-computed by the checker in float64, such as parts of a fused operation."""
+"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port. In such a case,
+the checker has computed both values in float64, for example for the parts of a fused operation."""
 
 _MOST_SPANS = 5
 
@@ -49,8 +49,8 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of the worst divergence, with their places in all divergences. Alternatives are left out if they
-        do not explain every divergence."""
+        """The causes of the worst divergence, each with all activations at which the cause acts. Alternatives to a
+        cause are left out unless they explain every divergence."""
         every = [cause for fault in self.faults for cause in fault.causes]
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes
@@ -66,10 +66,8 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains if the reference has all causes of this finding; None if it was not computed.
-
-        The reference cannot imitate some causes, such as dropout.
-        """
+        """The difference that remains if the reference has all causes of this finding; None if it was not computed. The
+        reference cannot imitate some causes, such as dropout."""
         # A cause's residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
@@ -122,7 +120,8 @@ def _is_same(cause: Cause, other: Cause) -> bool:
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
-    """Return a cause with the places of all equal causes, and with its alternatives if all have them."""
+    """Return a cause with the activations of all equal causes in `same`. Keep its alternatives only if all equal causes
+    have the same alternatives."""
     says, _, others = cause.says.partition(OR)
     if any(each.says.partition(OR)[2] != others for each in same):
         cause = dataclasses.replace(cause, says=says)
@@ -135,8 +134,8 @@ def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
 def findings(report: Report) -> list[Finding]:
     """Return the divergences in the order of the forward pass, grouped by the port's line and by cause.
 
-    If the line is unknown, divergences are grouped by cause and kind of activation. An exported graph may have separate
-    lines for each layer; corresponding lines of all layers then form one finding.
+    Divergences without a line are grouped by cause; if the cause is unknown, too, by activation across layers. An
+    exported graph may have separate lines for each layer; corresponding lines of all layers then form one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
@@ -154,7 +153,7 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs."""
+    """Return the verdict: causes and their activations, or the used share of the tolerance if only rounding differs."""
     return "".join([*beginnings(report), _verdict(report)])
 
 
@@ -187,7 +186,7 @@ def fails_only_the_audit(report: Report) -> bool:
 
 
 def unlocated(report: Report) -> str:
-    return f"{report.first_divergence or 'The port'} is beyond the tolerance; its parts were not compared separately."
+    return f"{report.first_divergence or 'The output'} exceeds the tolerance, but no single step was compared."
 
 
 def another_model(report: Report) -> str:
@@ -199,7 +198,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if the causes explain only a part."""
+    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if an error is not fully explained."""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -213,7 +212,7 @@ def remedy(report: Report) -> str:
 
 
 def located(report: Report) -> str:
-    """Return the place of the first difference: `differs at decoder.layers.0.output, my.py:7`."""
+    """Return where the port first differs: `differs at decoder.layers.0.output, my.py:7`."""
     found = findings(report)[0]
     return f"differs at {found.faults[0].where}" + "".join(f", {line.place}" for line in found.lines[:1])
 
@@ -246,7 +245,7 @@ def partly(finding: Finding) -> str:
 
 
 def worst_share(report: Report) -> str:
-    """Return a clause about the largest used share of a tolerance, with the place."""
+    """Return a clause about the largest used share of a tolerance, and the activation or claim with this share."""
     used, where = worst(report)
     if not where:
         return "nothing was compared"
@@ -256,14 +255,15 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share and its place. Leave out claims that agree despite a share above 1."""
+    """Return the largest used share of a tolerance, and the activation or claim with this share. Leave out claims that
+    agree despite a share above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return the place of a claim's error, such as `loss: length 5, batch 2`; claims of `forward` have no prefix."""
+    """Return where a claim has its largest error: `loss: length 5, batch 2`. Omit the id for claims of `forward`."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -299,7 +299,7 @@ def places(taps: Iterable[str]) -> list[str]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return, for each kind of activation in several layers, the share of the tolerance that each layer adds."""
+    """Return the used share of the tolerance in each layer, for each kind of activation that several layers have."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):

@@ -22,7 +22,7 @@ class PortLine:
     line: int
     code: str
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The expression's start and end in the line."""
+    """The columns at which the wrong expression starts and ends."""
 
     @property
     def place(self) -> str:

@@ -173,7 +173,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Yield each line with its place, and carets below the wrong part. `around` adds the neighboring lines."""
+    """Yield each line with its file, its number and carets; `around` adds the neighboring lines."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -210,7 +210,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield texts about the effect of fixing the findings, about their effect on logits, and about the audit."""
+    """Yield texts about the first wrong activation, the result of a fix, the effect on the logits, and the audit."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))

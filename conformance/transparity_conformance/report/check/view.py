@@ -30,7 +30,7 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict. `AGAINST` is for another implementation, which may be wrong itself."""
+"""The verb for each verdict. `AGAINST` is for comparisons with another implementation, which may be wrong itself."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)
@@ -81,7 +81,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """Lines about what was not compared, except fields that the audit names. Refused values are only counted."""
+        """Lines about what was not compared, without fields in the audit; refused values are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -142,7 +142,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Merge lines that differ only in numbers or in the probe: keep the first, and append the number of the others."""
+    """Merge lines that differ only in numbers or in the probe: keep the first line, and append how many are like it."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

@@ -1,4 +1,4 @@
-"""An adapter: a TOML file that names, for each parameter of the reference, the port's tensor that contains it."""
+"""An adapter: a TOML file that maps each parameter of the reference to the port's tensor with this parameter."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """For each parameter, the line that selects the port's elements. In a parameter's name and in its line, `{i}`
-    stands for a layer's number."""
+    """For each parameter, the line that selects its elements in the port's tensors. In a parameter's name and in its
+    line, `{i}` stands for a layer's number."""
     zero: Sequence[str] = ()
-    """Lines that select elements of the port to set to 0, such as biases that the reference lacks."""
+    """Lines that select elements of the port's tensors to set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
     """Tensors of the port with elements that belong to no parameter; these elements stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return a copy of the line for each layer that has its tensors; the layer's number replaces `{i}`."""
+        """Return a copy of the line for each layer in which its tensors exist; the layer's number replaces `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )

@@ -168,7 +168,8 @@ def _called(
 
 
 def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
-    """Return `build(config, parameters)`, which builds a port's model and fills its tensors by an adapter."""
+    """Return `build(config, parameters)`, which builds a port's model and fills its tensors according to the
+    adapter."""
 
     @functools.wraps(make, updated=())
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:

@@ -7,7 +7,7 @@
 A line is a tensor's name, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, with the same meaning as in
 PyTorch. The selected elements are reshaped to the parameter's shape. Sizes are numbers, letters (`SIZES`), and sums,
 differences, products and quotients. `{n}` stands for any number: the tensors whose names differ only in this number are
-stacked. `{i}` is a layer's number, in the line and in the parameter's name. No other code is evaluated.
+stacked. `{i}` is a layer's number, in the line and in the parameter's name. A line can contain no other code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 """Matches a number between dots or in brackets in a tensor's name."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""Matches what `NUMBER` matches, and also a number after an underscore, as in flax's `h_0`."""
+"""Matches a number that `NUMBER` matches, or a number after an underscore, as in flax's `h_0`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -208,7 +208,7 @@ def at_layer(template: str, layer: int) -> str:
 
 
 def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
-    """Merge the lines of all layers into one line with `{i}`, where this is possible."""
+    """Merge the lines of a parameter into one line with `{i}` if they differ only in the layer's number."""
     found: Lines = {}
     places = {name: (in_every_layer(name), place) for name in lines if (place := in_layer(name)) is not None}
     by_layer: dict[str, dict[int, str]] = {}

@@ -18,10 +18,8 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of an Equinox module in inference mode.
-
-    If the module takes a single sequence, the call is mapped over the batch. Other attributes are read from the module.
-    """
+    """The forward pass of an Equinox module in inference mode. If the module takes a single sequence, a call is mapped
+    over the batch. The object has all attributes of the module."""
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
         self._model, self._config = model, config
@@ -55,8 +53,8 @@ def _as_its_users_do(
 ) -> Callable[..., Any]:
     """Return the compiled call; if the module takes a single sequence, map the call over the batch.
 
-    A module takes a single sequence if it raises for a batch, or if its result for a sequence has no batch axis. If
-    tracing fails, return the call unchanged.
+    A module takes a single sequence if it raises for a batch, or if its result for a sequence has no batch axis. If JAX
+    can trace neither a call with a batch nor a call with a sequence, return the call uncompiled.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)

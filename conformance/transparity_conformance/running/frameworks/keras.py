@@ -49,8 +49,9 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """Yield the floating-point variables, named by the path of attributes, such as `blocks.0.attention.query.kernel`.
 
-    If a layer is in no attribute, as in a functional model, its Keras name is used. A number at the end of the name
-    becomes an index. Keras numbers default names per process; here, the numbers of each model start at 0.
+    If no attribute contains a layer, as in a functional model, the path contains the layer's Keras name. A number at
+    the end of the Keras name becomes an index. Keras numbers default names per process; here, the numbers of each model
+    start at 0.
     """
     known: set[int] = set()
     for name, variable in _variables("", model, {id(model)}):
@@ -106,7 +107,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """Return the layers inside a layer by attribute; a layer that is in no attribute gets its Keras name."""
+    """Return the layers inside a layer by the name of the attribute; a layer in no attribute gets its Keras name."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:

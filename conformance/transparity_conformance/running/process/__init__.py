@@ -1,1 +1,1 @@
-"""Run ports in their own processes: start a process, send requests over a socket, and stop the process in time."""
+"""Run ports in their own processes: start a process, send requests over a socket, and stop a process that is late."""

@@ -92,7 +92,8 @@ class PortProcess:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send the request `name`, with the numbers of objects to free. Call `received` to wait for the answer."""
+        """Send the request `name`, and the numbers of objects that the process should free. `received` waits for the
+        answer."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         most = min(largest or largest_answer(), largest_answer())
         try:
@@ -102,7 +103,7 @@ class PortProcess:
             pass
 
     def received(self, what: str, deadline: float | None = None) -> Any:
-        """Wait for the answer to a request, at most until `deadline` (by default, `timeout` seconds); return it."""
+        """Return the answer to a request; wait until `deadline` (by default, for `timeout` seconds)."""
         try:
             deadline = deadline or time.monotonic() + self.timeout
             kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
@@ -190,7 +191,7 @@ def run_together(command: str, bundle: Path, copies: Sequence[tuple[Path, Mappin
 
     Args:
         command: The program and its arguments, split as by a shell, but run without a shell. `{bundle}` and `{actual}`
-            are replaced by the two paths. If the command contains neither, both paths are appended.
+            stand for the two paths. If the command contains neither, both paths are appended.
         bundle: The folder that the program reads.
         copies: For each copy, the output file and additional environment variables.
         timeout: The number of seconds after which the program and its descendants are stopped.

@@ -106,10 +106,8 @@ class RemotePort(_Described):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Call a method, or by default the forward pass, and record its operations.
-
-        Operations are left out if all values together would have more than half the bytes of the largest answer.
-        """
+        """Call a method, or by default the forward pass, and record its operations. Leave out an operation if all
+        recorded values would then have more than half the bytes of the largest answer."""
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
         _keep_track(self._process, recorded.result)
@@ -188,10 +186,8 @@ class IsolatedBuild(_Described):
         return forward
 
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
-        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
-
-        If the module's tensors have the names and shapes of `weights`, fill the module with `weights`.
-        """
+        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names. If the
+        module's tensors have the names and shapes of `weights`, fill the module with `weights`."""
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
         try:
@@ -221,10 +217,8 @@ class IsolatedBuild(_Described):
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port.
-
-    This is not a method: Python would free a `RemotePort` late if it referred to itself by a bound method.
-    """
+    """Call a method of a built port. This function is not a method of `RemotePort`, because Python frees an object late
+    if the object refers to itself."""
     kind = Backward if name == "backward" else object
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name), kind=kind)
     _keep_track(process, value)

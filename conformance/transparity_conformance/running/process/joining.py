@@ -58,8 +58,8 @@ class RankHandle(Handle):
 
 
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
-    """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. Add
-    values that should be equal on all ranks but differ to `differing`. Raise `PortError` for inconsistent answers."""
+    """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. Record
+    in `differing` values that differ between ranks but should not. Raise `PortError` for inconsistent answers."""
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):
@@ -99,11 +99,8 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """A selection of the operations whose values are equal on all ranks.
-
-    A port's first call determines the selection for later calls with the same operations. In a later call, shards of a
-    shorter input may be equal by chance.
-    """
+    """A selection of the operations whose values are equal on all ranks. A port's first call determines the selection
+    for later calls with the same operations, because shards of a shorter input may be equal by chance."""
 
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}

@@ -236,7 +236,7 @@ PATIENCE = 0.5
 
 def answers_to(processes: Sequence[PortProcess], what: str) -> list[Any]:
     """Receive the answers of all ranks to one request. If a rank failed, raise the error that best explains the
-    failure. After a rank has failed, give the others only a little more time, because they may wait for that rank."""
+    failure. After a rank has failed, give the other ranks little more time, because they may wait for that rank."""
     began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(processes))
     deadline, found, errors = began + processes[0].timeout, dict[int, Any](), dict[int, PortError]()
     while waiting and time.monotonic() < deserted_at:
@@ -270,14 +270,14 @@ def _best(
     if timeouts:
         others = f" ({_named(found)} answered)" if found else ""
         return PortTimeoutError(
-            f"{_named(timeouts).capitalize()} of {count} did not finish {what} within {seconds:g} s{others}; all were "
-            "stopped: raise --timeout, or make every rank enter each collective."
+            f"{_named(timeouts).capitalize()} of {count} did not finish {what} within {seconds:g} s{others}; all ranks "
+            "were stopped: raise --timeout, or make every rank enter each collective."
         )
     rank, error = next(iter(errors.items()))
     if not isinstance(error, PortCallError):
         return error
     if waiting:
-        said = f"while {_named(waiting)} waited for it; all were stopped"
+        said = f"while {_named(waiting)} waited for it; all ranks were stopped"
         return PortProcessError(f"Rank {rank} of {count} raised {error} during {what}, {said}.")
     return PortCallError(str(error) if len(errors) == count else f"on rank {rank} of {count}: {error}")
 

@@ -101,9 +101,9 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
 def run_listening(
     forward: Callable[..., Any], probe: Probe, *, whole_numbers: bool = False
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
-    """Run a port on a probe; return its activations, and its operations in order, on request also on integers.
+    """Run a port on a probe; return its activations and operations. With `whole_numbers`, also record integers.
 
-    Operations are left out if all values together would exceed `largest_answer() / 2` bytes. Recording disables
+    Leave out an operation if all recorded values would then exceed `largest_answer() / 2` bytes. Recording disables
     compilers (`jit`, `torch.compile`), so the activations may differ by rounding from the result of `run`. The values
     of preallocated buffers are cut to the sequence length.
     """

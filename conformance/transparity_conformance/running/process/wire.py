@@ -196,7 +196,8 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest size of an answer, an eighth of the memory, because the checker converts it to float64."""
+    """Return an eighth of the memory, the largest size of an answer, because the checker converts answers to
+    float64."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
@@ -237,7 +238,7 @@ Index = Annotated[int, Meta(ge=0)]
 
 
 class Table(msgspec.Struct):
-    """Recorded operations without their values. Many operations have the same name and stack."""
+    """Recorded operations without their values. Each name and stack, which many operations share, is stored once."""
 
     names: list[str]
     sources: list[tuple[str, int, str, tuple[int, int] | None]]

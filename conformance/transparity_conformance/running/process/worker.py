@@ -66,11 +66,8 @@ class Worker:
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
-        """Call an object, or its method `attribute`.
-
-        If the result is a sequence, the item at the index `stays`, such as a cache, is not sent but stays in this
-        process.
-        """
+        """Call an object, or its method `attribute`. If the result is a sequence, the item at the index `stays`, such
+        as a cache, is not sent but stays in this process."""
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
         with port_calls.tokens_kept(args, named):
@@ -94,8 +91,8 @@ class Worker:
     ) -> wire.Recorded:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
-        With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
-        itself; with `whole_numbers`, no operation is recorded.
+        With `whole_numbers`, record operations on integers and bools, too. An exported model records its own
+        operations, but none with `whole_numbers`.
         """
         function, operations, largest = self.objects[number], list[Operation](), wire.largest_answer() // 2
         if not isinstance(function, Listened):
@@ -211,8 +208,8 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process after the checker has ended, even during a call. A parent process that ends sends no signal to
-    its children."""
+    """End this process after the checker has ended, even during a call. The function polls, because a parent process
+    that ends sends no signal to its children."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -35,7 +35,7 @@ class Claim:
     """The claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the claim is also tested for the reference. Its expected values must then come from elsewhere."""
+    """Whether the claim is also tested for the reference. Its expected values must then not come from the reference."""
     compiled: bool = False
     """Whether the claim runs whole models, and is therefore tested in every mode."""
     quick: tuple[str, ...] = EVERY
@@ -73,7 +73,7 @@ def claim(
 
     Args:
         cases: The cases of the quick suite, if the function has an argument `cases`.
-        all_cases: All cases.
+        all_cases: The cases of the slow suite.
         all_in: The dtypes in which the slow suite tests all cases.
         topic: The topic; by default, the name of the file.
         sharded, harness, about: Fields of the `Claim`. A sharded claim also needs a harness.
@@ -121,10 +121,8 @@ def all_claims() -> dict[str, Claim]:
 
 
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
-    """Yield each subject of a backend, and whether its mode is the backend's first mode, which is the default.
-
-    All dtypes are tested in the first mode. Other modes are tested only in the first dtype, and not in the quick suite.
-    """
+    """Yield each subject of a backend, and whether its mode is the backend's first mode, which is the default. All
+    dtypes are tested in the first mode. Other modes are tested only in the first dtype, and not in the quick suite."""
     build: Backend = backend(name)
     for device in build.devices():
         for dtype in build.dtypes:

@@ -72,7 +72,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield ways to decode: rows get 1, 2 or 3 tokens, then one token at a time, or 3, 2 or 1 tokens."""
+    """Yield two ways to decode: rows first get 1, 2 or 3 tokens, and then single tokens, or 3, 2 or 1 tokens."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "chunks of 1, 2 and 3, then single tokens", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -148,7 +148,7 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If the rows of a batch advance by different numbers of tokens, the logits still equal the full logits."""
+    """If rows advance by different numbers of tokens, the logits still equal the logits of the full forward pass."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 

@@ -104,7 +104,7 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""If a backend compiles models, only these families are tested. Together, they have all features that no preset has."""
+"""If a backend compiles models, only these families are tested; they and the presets have all features."""
 
 
 @functools.cache
@@ -183,7 +183,8 @@ def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=HALF, of_reference=True, quick=())
 def decays_are_not_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """In half precision, the logarithm of a decay stays in float32, because its error grows with the length."""
+    """In half precision, the logarithm of a decay stays in float32, because a rounding error would grow with the
+    length."""
     probe, half = mixed("qwen3-next"), bench.subject.dtype
     record, taps = bench.evidence("qwen3-next"), bench.traced(probe)
     for name in (name for name in probe.oracle.expected if name.endswith(".log_decay")):

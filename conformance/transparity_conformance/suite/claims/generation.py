@@ -41,7 +41,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt and perhaps a source. `max_length` is shorter than the generated text."""
+    """Return a small model with a short `max_length`, a prompt and, for an encoder-decoder, a source."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
@@ -93,7 +93,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvid
 
 @claim(dtypes=("float64",))
 def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
-    """After a longer prompt than `max_length`, only the last `max_length` tokens affect new tokens (document 001)."""
+    """If a prompt exceeds `max_length`, only its last `max_length` tokens affect new tokens (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate
@@ -235,7 +235,7 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Among equally likely tokens, beam search takes the first."""
+    """Among equally likely tokens, beam search takes the first token."""
     config, _, prompt, _ = prompted("notes-lm")
     # Use many tokens: NumPy sorts short arrays stably, which would hide a wrong order of ties.
     config = config.resized(target_vocab_size=200)

@@ -46,10 +46,8 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the result and all activations of a module: the part `scope` of the first layer of a case.
-
-    The inputs are random activations and `context` (masks, a memory).
-    """
+    """Compare the result and all activations of the module `scope` in the first layer of a case. The inputs are random
+    activations and `context` (masks, a memory)."""
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))
@@ -172,7 +170,7 @@ def layer(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's norm divides by (standard deviation + eps), with the standard deviation over n − 1."""
+    """Document 003's norm divides by (standard deviation + eps); its variance is divided by n − 1 instead of n."""
     yield from at_every_spread(bench, "norms.variants.layer_norm_unbiased")
 
 
@@ -213,7 +211,8 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
-    """Yield a batch normalized in evaluation, then each batch normalized in training with the statistics after it."""
+    """Yield a batch normalized in evaluation, then each batch normalized in training, and the statistics after the
+    batch."""
     yield "before", norm(batches["batch 0"])
     norm.use_batch_statistics()
     for name, batch in batches.items():

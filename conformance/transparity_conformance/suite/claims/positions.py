@@ -35,7 +35,7 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
     """Return the bucket of a distance. Beyond `exact` distances, the bucket is exact + ⌊log(distance / exact) /
-    log(farthest / exact) · (buckets − exact)⌋. Fractions make the result exact."""
+    log(farthest / exact) · (buckets − exact)⌋. The function computes with fractions, so the result is exact."""
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)
@@ -110,7 +110,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
     """Return YaRN's frequencies. Frequencies with many turns within the original length stay unscaled, and frequencies
     with few turns are divided by the factor.
 
-    Between these limits, a frequency is a mixture of both.
+    Between these limits, a frequency is a mixture of the unscaled and the divided frequency.
     """
     size, original = config.rotated_dim, config.rotary_original_length
 
@@ -155,7 +155,8 @@ def causal(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The padding mask hides exactly the padding tokens, at any position; without a padding token, it hides nothing."""
+    """The padding mask hides exactly the padding tokens, at any position. Without a `pad_id`, the mask hides
+    nothing."""
     padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]

@@ -62,7 +62,7 @@ DECODED = (
     *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
     *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
 )
-"""Cases for decoding. Most have a sharded cache, but Gemma's single key-value head cannot be sharded."""
+"""Cases for decoding. Most of these cases have a sharded cache, but Gemma's single key-value head cannot be sharded."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",
@@ -76,10 +76,8 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
-    """Yield each case, the name of its model, and a bench for its mesh.
-
-    With `few`, a backend that compiles models is tested on only one mesh per model.
-    """
+    """Yield each case, the name of its model, and a bench for its mesh. With `few`, a backend that compiles models is
+    tested on only one mesh per model."""
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
         name, _, mesh = case.partition(" on ")

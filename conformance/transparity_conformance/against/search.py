@@ -49,8 +49,8 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 
 LAG = 2
 """The search tries the edits in `LATER` at a group of steps this number of rounds after the edits in `SIMPLE`. The
-search ends at once after a simple edit with which the answers agree. Otherwise, after the first explanation that is not
-denied, the search continues for this number of rounds."""
+search ends at once after an explanation that is final. Otherwise, after the first explanation that is not denied, the
+search continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
@@ -77,6 +77,16 @@ class Explanation:
     after: Comparison
     is_denied: bool = False
     """Whether the port computes the value that the edit replaces, but does not use it for its answer."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the port computes the edited value, rather than only values that follow from it."""
+        return any(self.after.have.get(index) for index in self.step.outputs)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the search may end: the edit is simple, the answers agree, and the port uses the edited value."""
+        return self.after.agrees and self.is_computed and not self.is_denied and self.edit.rank < RANK_OF_FITTED
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -133,8 +143,7 @@ class EditSearch:
                         best += self._explaining(edit, number, now, port)
                 further += not all(each.is_denied for each in best)
                 first = min(best, key=lambda each: each.key, default=None)
-                is_found = first and first.after.agrees and not first.is_denied and first.edit.rank < RANK_OF_FITTED
-                if further > LAG or is_found:
+                if further > LAG or (first and first.is_final):
                     break
         if best:
             self.clock.reserve(left)  # so that the last of many faults is searched as far as the first
@@ -208,7 +217,7 @@ class EditSearch:
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
         """Yield groups of steps by their distance from the first difference, nearest first. The search moves forward
-        over unmatched steps, and backward to the last matched step."""
+        over steps that only the reference has, and backward to the last matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -221,7 +230,8 @@ class EditSearch:
             sites |= first.keys()
             around = set[int]()
             for number in ring:
-                if number in missing or short(program.steps[number]) in VIEWS:
+                is_matched = any(now.have.get(index) for index in program.steps[number].outputs)
+                if not is_matched or short(program.steps[number]) in VIEWS:
                     around |= program.makers(number)
                 around |= program.readers_of(number) & missing
             ring = sorted(around - seen)

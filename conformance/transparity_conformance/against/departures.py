@@ -45,6 +45,8 @@ class Departure:
     """The port's operations whose values the reference computed before the edit."""
     users: frozenset[int] = frozenset()
     """The port's operations that use the explained values; empty if the edit also explains one of these operations."""
+    is_computed: bool = False
+    """Whether the port computes the edited value (see `Explanation.is_computed`)."""
     made: Any = None
     """The port's value with which the reference continues if no edit explains the departure."""
 
@@ -105,12 +107,13 @@ class Departures:
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
         """Return the departures in this call, and the comparison with the edited reference. First apply the edits of
-        `before`, which are departures of another call. If these edits fail in this call, return no departures."""
+        `before`, which are departures of another call. If this call refutes these edits, return no departures."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
             changed = self.comparer.tried(self.changes_of(before), now)
-            if changed is None:
+            is_complete = all(each.edit for each in before)
+            if changed is None or (is_complete and any(self._is_refuted(each, changed) for each in before)):
                 return found, now
             now = self.comparer.measured(changed)
         while not now.agrees:
@@ -135,6 +138,11 @@ class Departures:
         fewest = self._fewest(found, now) if now.agrees and not before else found
         return self._without_coincidences(fewest), now
 
+    def _is_refuted(self, departure: Departure, now: Comparison) -> bool:
+        """Return whether the port computes the value of an edit in the edit's own call, but not in this call."""
+        steps = [self.comparer.program.steps[number] for number in departure.steps_in(self.comparer.program)]
+        return departure.is_computed and not any(now.have.get(index) for step in steps for index in step.outputs)
+
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
         """Remove edits that may be coincidences: edits that explain a value, but no operation that uses the value. Also
         remove edits of steps that read only values that were copied from the port."""
@@ -155,7 +163,8 @@ class Departures:
         says = {each.edit.says: each for each in rest if each.worth == first.worth}
         others = tuple(each for words, each in says.items() if words != first.edit.says)
         operation, matched = self._operation(first, now, port), now.matched.keys()
-        return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
+        users, is_computed = self._users(first, now), first.is_computed
+        return Departure(self, operation, first.step, first.edit, first.steps, others, matched, users, is_computed)
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
         """Return the port's operations that use the explained values. Return an empty set if the edit also explains one
@@ -179,6 +188,8 @@ class Departures:
         explained = set(now.lost) - set(after.lost)
         shown = [index for index in port if index in explained] or [*port[:1], -1][:1]
         first = next((index for index in shown if index in after.matched), shown[0])
+        new = (index for index in sorted(after.matched.keys() - now.matched.keys()) if index < first)
+        first = next((index for index in new if comparer.port.leads_to(index, first)), first)
         if first not in after.matched:
             names = {comparer.program.steps[number].name for number in comparer.missing(now)}
             operations, readers = comparer.port.operations, comparer.port.readers
@@ -313,8 +324,8 @@ def changes_of(
 def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
     for place, each in enumerate(found):
         for number, other in enumerate(each.others, 1):
-            rest = each.others[number:]
-            tried = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps, others=rest)
+            changed = {"edit": other.edit, "step": other.step, "steps": other.steps, "is_computed": other.is_computed}
+            tried = dataclasses.replace(each, **changed, others=each.others[number:])
             yield [*found[:place], tried, *found[place + 1 :]]
 
 

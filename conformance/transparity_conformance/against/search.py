@@ -51,8 +51,8 @@ edits last."""
 
 LAG = 2
 """At each group of steps, the search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. The
-search ends when a simple edit makes the answers agree. After any other explanation that is not denied, the search
-continues for this number of rounds."""
+search ends at once after a final explanation (`Explanation.is_final`). After any other explanation that is not denied,
+the search continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
@@ -80,6 +80,16 @@ class Explanation:
     is_denied: bool = False
     """Whether the port computes the value that the edit replaces, although the port's answer does not depend on this
     value."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the port computes the edited value, rather than only values that follow from it."""
+        return any(self.after.have.get(index) for index in self.step.outputs)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the search may end: the edit is simple, the answers agree, and the port uses the edited value."""
+        return self.after.agrees and self.is_computed and not self.is_denied and self.edit.rank < RANK_OF_FITTED
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -136,8 +146,7 @@ class EditSearch:
                         best += self._explaining(edit, number, now, port)
                 further += not all(each.is_denied for each in best)
                 first = min(best, key=lambda each: each.key, default=None)
-                is_found = first and first.after.agrees and not first.is_denied and first.edit.rank < RANK_OF_FITTED
-                if further > LAG or is_found:
+                if further > LAG or (first and first.is_final):
                     break
         if best:
             self.clock.reserve(left)  # the search for a later fault may use as much work
@@ -211,7 +220,7 @@ class EditSearch:
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
         """Yield groups of steps by their distance from the first difference, nearest first. The search moves forward
-        over unmatched steps, and backward to the last matched step."""
+        over steps that only the reference has, and backward to the last matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -224,7 +233,8 @@ class EditSearch:
             sites |= first.keys()
             around = set[int]()
             for number in ring:
-                if number in missing or short(program.steps[number]) in VIEWS:
+                is_matched = any(now.have.get(index) for index in program.steps[number].outputs)
+                if not is_matched or short(program.steps[number]) in VIEWS:
                     around |= program.makers(number)
                 around |= program.readers_of(number) & missing
             ring = sorted(around - seen)

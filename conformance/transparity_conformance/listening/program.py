@@ -22,6 +22,7 @@ from typing import Any
 from transparity_conformance import work
 from transparity_conformance.listening.operation import FRAMEWORKS, Source, Sources, home, run
 from transparity_conformance.listening.pytorch import (
+    SHAPE_ALONE,
     UNINITIALISED,
     dispatched,
     given_and_written,
@@ -430,7 +431,8 @@ class Recorder:
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         import torch
 
-        inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
+        read = () if SHAPE_ALONE.search(str(func)) else tensors_in((args, kwargs))
+        inputs = tuple(dict.fromkeys(map(self.index_of, read)))
         as_ref = lambda item: Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
         refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), as_ref)
         result = executed_exactly(func, args, kwargs)

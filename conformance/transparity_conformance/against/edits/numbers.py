@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import sys
@@ -46,7 +47,7 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
             others = [not old] if isinstance(old, bool) else _other_fractions(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-                yield number_edit(at, path, old, value)
+                yield dataclasses.replace(number_edit(at, path, old, value), wider=_of_sizes(at, path, old, value))
 
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
@@ -54,6 +55,33 @@ def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit
         return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
 
     return Edit("number", says, functools.partial(with_number, path=path, value=value), rank)
+
+
+POWERS = {"n": 1.0, "1/n": -1.0, "√n": 0.5, "1/√n": -0.5}
+"""Numbers that programmers compute from the size n of an axis."""
+
+
+def _of_sizes(at: At, path: Path, old: Any, value: Any) -> tuple[Edit, ...]:
+    """Return edits that compute the number `value` from the size of an operand's axis, which may differ by call."""
+
+    def says(axis: int, form: str) -> str:
+        size = f"where n is the size of axis {axis} (here {_shape_of(at)[axis]})"
+        return f"uses {form} instead of {_in_words(old)} in {part_of(at.program, [at.step])}, {size}"
+
+    return tuple(
+        Edit("number", functools.partial(says, axis, form), functools.partial(_with_size, path, axis, power), rank=1)
+        for axis, size in enumerate(_shape_of(at))
+        for form, power in POWERS.items()
+        if size > 1 and size**power == value
+    )
+
+
+def _with_size(path: Path, axis: int, power: float, at: At) -> Change:
+    return with_number(at, path, _shape_of(at)[axis] ** power)
+
+
+def _shape_of(at: At) -> Sequence[int]:
+    return getattr(at.program.values[at.step.inputs[0]], "shape", ()) if at.step.inputs else ()
 
 
 def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
@@ -77,7 +105,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
         yield from (math.sqrt(old), 1 / old)
     shapes = (getattr(at.program.values[index], "shape", ()) for index in at.step.inputs)
     for size in sorted({size for shape in shapes for size in shape if size > 1}):
-        yield from (size**-0.5, 1 / size, size**0.5, float(size))
+        yield from (size**power for power in POWERS.values())
     yield from KNOWN
     yield from context.numbers
     if short(at.step) in ("mul", "div"):

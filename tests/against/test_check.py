@@ -1,5 +1,3 @@
-"""Test the report of a port that differs from a reference: both lines, and an edit that explains the difference."""
-
 from __future__ import annotations
 
 import json

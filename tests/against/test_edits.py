@@ -1,5 +1,3 @@
-"""Test the faults that a check against a reference reports: their lines, and an edit that explains each mistake."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

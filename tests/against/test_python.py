@@ -1,5 +1,3 @@
-"""Test that `check(port, against=reference)` reports the same as the command, also with two references."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Test references in several frameworks: correct ports agree, and a wrong port's report shows both lines."""
-
 from __future__ import annotations
 
 import tomllib

@@ -1,5 +1,3 @@
-"""Test invalid references: the error is one sentence, and the report lists outputs that were not compared."""
-
 from __future__ import annotations
 
 import functools

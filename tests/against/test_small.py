@@ -1,5 +1,3 @@
-"""Test small models of transformers: they keep the proportions of the configuration, with random weights."""
-
 from __future__ import annotations
 
 import copy

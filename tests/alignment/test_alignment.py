@@ -1,5 +1,3 @@
-"""Test that the checker finds taps by value among a port's operations, and reports the wrong line of a fault."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""Test taps that a port computes in a loop, masks or reorders, and the operations recorded between taps."""
-
 from __future__ import annotations
 
 import dataclasses

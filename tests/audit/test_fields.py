@@ -1,5 +1,3 @@
-"""Test the audit of config.json: the same fields must change the output of a loader and of the reference."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test that benchmarks run only on request and time only correct backends, and that unused taps cost almost nothing."""
-
 from __future__ import annotations
 
 import cProfile

@@ -1,5 +1,3 @@
-"""Test that the FLOPs in benchmarks equal PyTorch's own count for the traced path."""
-
 from __future__ import annotations
 
 import dataclasses

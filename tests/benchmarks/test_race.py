@@ -1,5 +1,3 @@
-"""Test the race, which compares all candidates with the oracle, then times them under the same conditions."""
-
 from __future__ import annotations
 
 import importlib

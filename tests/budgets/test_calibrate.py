@@ -1,5 +1,3 @@
-"""Test that the constants of budgets cover measured errors, and that small errors shaped like a fault diverge."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test budgets: they cover other orders of summation and formulas of position tables, but no wrong numbers."""
-
 from __future__ import annotations
 
 import dataclasses

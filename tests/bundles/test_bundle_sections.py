@@ -1,5 +1,3 @@
-"""Test that a bundle's answers from any language are judged like answers of a Python port, for each capability."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test bundles that name a checkpoint; a port on another machine is judged only by the file that it wrote."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test malicious bundles and answers: each results in an error of one sentence or in a correct verdict."""
-
 from __future__ import annotations
 
 import json

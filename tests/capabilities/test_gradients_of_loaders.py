@@ -1,5 +1,3 @@
-"""Test gradients of a model from `load(folder)`, whose parameters are matched by name or by value."""
-
 from __future__ import annotations
 
 import inspect

@@ -1,5 +1,3 @@
-"""Test that tokens and scores are judged up to rounding: ties, worse beams, and arguments that a port lacks."""
-
 from __future__ import annotations
 
 import dataclasses

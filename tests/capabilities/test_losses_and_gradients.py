@@ -1,5 +1,3 @@
-"""Test losses and gradients for correct and wrong logits; the report names the parameter of a wrong gradient."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test that generation, beams, gradients and steps use the given parameters, such as a checkpoint's."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test that images of other sizes are compared: right ports agree, and other interpolations are named."""
-
 from __future__ import annotations
 
 import dataclasses

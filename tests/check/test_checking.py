@@ -1,5 +1,3 @@
-"""Test that reports name undeclared rounding, wrong sizes and wrong lines; a quick check runs only the forward pass."""
-
 from __future__ import annotations
 
 import dataclasses

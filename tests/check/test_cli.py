@@ -1,5 +1,3 @@
-"""The command line: output, messages and exit codes."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Test ports in their own process: the exit code is 0 to 3, and Ctrl-C keeps the findings."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -1,5 +1,3 @@
-"""Test a port with its own loader, which loads a written folder and is called with its own argument names."""
-
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,3 @@
-"""Test programs that crash, hang or write garbage: the error is one sentence, or the output is judged."""
-
 from __future__ import annotations
 
 import shlex

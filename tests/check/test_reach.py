@@ -1,5 +1,3 @@
-"""Test that sizes of calls follow from the configuration, and that reports name the sizes up to which a port agrees."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test published weights: every backend gives the known answer for known text."""
-
 from __future__ import annotations
 
 from importlib.metadata import files

@@ -1,5 +1,3 @@
-"""Test that the three columns have the same files, functions and arguments, and that installed backends are found."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""Test derivatives by the complex step, f(x + ih) = f(x) + ih f′(x), in one direction, or in many in one pass."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test the reference's generation against simple code, and its beam search against an exhaustive search."""
-
 from __future__ import annotations
 
 import itertools

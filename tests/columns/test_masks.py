@@ -1,5 +1,3 @@
-"""Test that padding on the left is hidden, and that attention in blocks of queries equals attention at once."""
-
 from __future__ import annotations
 
 import dataclasses

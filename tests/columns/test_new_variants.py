@@ -1,5 +1,3 @@
-"""Test that a new mixer, input and rotary scaling are new files with one row per table: nothing else names them."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""Test that every backend's error for invalid input is one sentence: the tensor, its value, and what is expected."""
-
 from __future__ import annotations
 
 from typing import Any

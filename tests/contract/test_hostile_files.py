@@ -1,5 +1,3 @@
-"""Test unreadable files and paths: the error is immediate and one sentence, and nothing is ever unpickled."""
-
 from __future__ import annotations
 
 import json

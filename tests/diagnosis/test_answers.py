@@ -1,5 +1,3 @@
-"""Test causes that reproduce the logits: the report names the smallest set, all equivalent causes, and no others."""
-
 from __future__ import annotations
 
 import dataclasses

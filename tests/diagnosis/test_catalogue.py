@@ -1,5 +1,3 @@
-"""Test that the catalogue includes every file of faults, and that no two faults have the same name."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Test walks from recorded activations: they report neither faults that exclude each other nor near-ties of experts."""
-
 from __future__ import annotations
 
 import dataclasses

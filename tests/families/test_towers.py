@@ -1,5 +1,3 @@
-"""Test that a CLIP folder's towers, and Llama 4's attention, compute the same as inside transformers' whole models."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Test that cached results are reused if nothing changed, and computed again otherwise."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Test `transparity fit` on many models; each row has the expected configuration or error."""
-
 from __future__ import annotations
 
 import dataclasses

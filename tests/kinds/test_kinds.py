@@ -1,5 +1,3 @@
-"""Test faults that need long calls, many rows, a mask or a certain folder; the unchanged ports agree."""
-
 from __future__ import annotations
 
 import dataclasses

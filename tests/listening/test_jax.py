@@ -1,5 +1,3 @@
-"""Test recordings of JAX ports: every primitive, also inside `jit`, with the line that ran or traced it."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Test recordings of PyTorch ports: every operation with the line that ran it."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Test that every code block of README.md, docs/ and CONTRIBUTING.md runs, and that every shown output is correct."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Test the examples with small sizes: both frameworks have the same losses, and no held-out word is trained on."""
-
 from __future__ import annotations
 
 from pathlib import Path

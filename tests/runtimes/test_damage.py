@@ -1,5 +1,3 @@
-"""Test that damaged GGUF files never agree if their numbers differ by more than quantization."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Test GGUF files against their checkpoint: a mistake of the conversion is named, quantization is no mistake."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Test that the site has every page, that its links lead into the repository, and that defects are detected."""
-
 from __future__ import annotations
 
 import re

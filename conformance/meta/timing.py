@@ -45,11 +45,7 @@ def build(config, parameters):
 """
 """A port whose scores are 0.7071 times the right scores."""
 
-FILES = {
-    "right.py": RIGHT.format(column="pytorch"),
-    "right_flax.py": RIGHT.format(column="flax"),
-    "wrong.py": WRONG,
-}
+FILES = {"right.py": RIGHT.format(column="pytorch"), "right_flax.py": RIGHT.format(column="flax"), "wrong.py": WRONG}
 
 CASES: dict[str, Sequence[str]] = {
     "usage: `transparity --help`": (),

@@ -16,7 +16,6 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.steps import StepRequest
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step
 from transparity_conformance.identify.alignment.found import Flow
 from transparity_conformance.identify.alignment.gaps import reordered
@@ -24,7 +23,6 @@ from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.recorded import Recorded, layouts
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters, probes_of
 from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report
@@ -121,12 +119,6 @@ def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     arranged = [layout.to_ours(merged) for layout in layouts(value.shape, merged.shape, 3)]
     assert any(np.array_equal(each, value) for each in arranged)
     assert layouts((4, 6), (8, 3), 3) == ()
-
-
-def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """Return the last parts of the names of taps that differ if the reference uses the port's earlier taps."""
-    ours = walk(probe, found)
-    return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 
 
 LINES = {

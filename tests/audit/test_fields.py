@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from meta.audits.measure import FOLDER
-from transparity.config import TransformerConfig
 from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -18,11 +16,6 @@ from transparity_conformance.report.check.page import headline
 from transparity_conformance.report.check.view import CheckView
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
-from transparity_numpy.port import build as build_numpy
-
-
-def of(audit: Audit, name: str) -> list[AuditedField]:
-    return [each for each in audit.fields if each.name == name]
 
 
 def variants(family: str) -> list[Variant]:
@@ -74,10 +67,6 @@ def test_a_pattern_of_layers_is_told_from_the_window_that_it_needs() -> None:
     (pattern,) = (each for each in variants("qwen3") if each.name == "layer_types" and each.value != "absent")
     assert pattern.value == f'["{SLIDING}", "{FULL}"]'
     assert pattern.before.sliding_window == pattern.config.sliding_window
-
-
-def build(config: TransformerConfig, parameters: Any) -> Any:
-    return build_numpy(dataclasses.replace(config, norm_eps=1e-5), parameters)
 
 
 def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_do() -> None:

@@ -114,7 +114,7 @@ def test_without_the_project_one_sentence_says_what_to_install(project: Path) ->
     assert said.strip() == f"ERROR: the project is not installed: {install}; tests need more (CONTRIBUTING.md)"
 
 
-TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
+SMALL = WORKLOADS["length-128"]
 ROUNDS, CALLS = 5, 100_000
 
 

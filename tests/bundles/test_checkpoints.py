@@ -111,11 +111,7 @@ def test_layers_are_named_in_ranges_and_none_is_left_out() -> None:
         "decoder.layers.5.a",
         "logits",
     ]
-    assert list(in_ranges(names)) == [
-        "decoder.layers.0 to 2, 4: a, b.c",
-        "decoder.layers.5: a",
-        "logits",
-    ]
+    assert list(in_ranges(names)) == ["decoder.layers.0 to 2, 4: a, b.c", "decoder.layers.5: a", "logits"]
 
 
 def test_taps_without_logits_are_judged_and_do_not_agree(written: Path, tmp_path: Path) -> None:

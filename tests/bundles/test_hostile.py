@@ -25,7 +25,6 @@ from transparity_conformance.exchange.writing import export_bundle
 MEGABYTES = 300
 """The largest permitted growth of memory."""
 
-Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
 Row = tuple[Change, str]
 """A change to a folder, and a part of the error message that the change must cause."""

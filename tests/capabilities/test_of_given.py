@@ -44,10 +44,6 @@ def checked(backend: Any = numpy_build, parameters: Arrays = PARAMETERS, **offer
     return check(build, config=CONFIG, parameters=parameters, budget=0)
 
 
-def claims(report: Report) -> dict[str, str]:
-    return {claim.id: claim.verdict for claim in report.claims}
-
-
 @pytest.mark.parametrize("factor", [1.0, 1.01])
 @pytest.mark.parametrize(
     "name", ["decoder.layers.1.feed_forward.down.weight", "decoder.layers.0.self_attention_norm.weight"]

@@ -14,11 +14,7 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
-from transparity_conformance.oracle.reach.features import (
-    changes,
-    exercised,
-    is_active,
-)
+from transparity_conformance.oracle.reach.features import changes, exercised, is_active
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_numpy.port import build as numpy_build

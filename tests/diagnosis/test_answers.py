@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Cause, Divergence, Impact, Report
-from transparity_numpy.transformer import transformer
 
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
 
@@ -210,11 +208,6 @@ def test_what_remains_is_compared_with_rounding() -> None:
 
     report = check(port(change=change), "notes-lm")
     assert named(report) == {"attention-scale"} and "the rest is unexplained" not in sentence(report)
-
-
-def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
-    other = dataclasses.replace(config, norm="rms", positions="rotary", activation="silu")
-    return lambda **tokens: transformer(other, parameters, **tokens)
 
 
 def test_without_time_no_field_is_tried() -> None:

@@ -38,9 +38,7 @@ KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 
 
 @pytest.mark.parametrize(
-    "trial",
-    [Trial(KINDS[len(ids)], case, tuple(pool()[id] for id in ids), view) for case, ids, view in PAIRS],
-    ids=str,
+    "trial", [Trial(KINDS[len(ids)], case, tuple(pool()[id] for id in ids), view) for case, ids, view in PAIRS], ids=str
 )
 def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> None:
     answer = trial.run()

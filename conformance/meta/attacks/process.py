@@ -106,10 +106,7 @@ def folder_is_gone(zeros: Any) -> None:
 PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "leaves-at-once": ("calls `os._exit`", lambda zeros: os._exit(0)),
     "exits": ("calls sys.exit", lambda zeros: sys.exit(0)),
-    "exit-code-at-the-end": (
-        "overwrites the exit code at exit",
-        lambda zeros: (atexit.register(os._exit, 0), None)[1],
-    ),
+    "exit-code-at-the-end": ("overwrites the exit code at exit", lambda zeros: (atexit.register(os._exit, 0), None)[1]),
     "thread-that-exits": ("exits in a thread after 0.3 s", exits_in_a_thread),
     "segmentation-fault": ("crashes with a segmentation fault", kills(signal.SIGSEGV)),
     "abort": ("aborts like a C++ library", lambda zeros: os.abort()),

@@ -41,9 +41,5 @@ FEATURES = Input(
     check=_check_features,
 )
 
-ROWS = (
-    (MIXERS, "mean", MEAN),
-    (INPUTS, "features", FEATURES),
-    (SCALINGS, "root", Scaling()),
-)
+ROWS = ((MIXERS, "mean", MEAN), (INPUTS, "features", FEATURES), (SCALINGS, "root", Scaling()))
 """A table, a key and a value for each variant."""

@@ -52,8 +52,4 @@ def root_frequencies(config: TransformerConfig) -> np.ndarray:
     return frequencies / math.sqrt(config.rotary_factor)
 
 
-ROWS = (
-    (MIXERS, "mean", MeanOfPast),
-    (INPUTS, "features", EmbedFeatures),
-    (SCALINGS, "root", root_frequencies),
-)
+ROWS = ((MIXERS, "mean", MeanOfPast), (INPUTS, "features", EmbedFeatures), (SCALINGS, "root", root_frequencies))

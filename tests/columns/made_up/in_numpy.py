@@ -40,8 +40,4 @@ def root_frequencies(config: TransformerConfig) -> np.ndarray:
     return plain_frequencies(config) / math.sqrt(config.rotary_factor)
 
 
-ROWS = (
-    (MIXERS, "mean", mean_of_past),
-    (INPUTS, "features", embed_features),
-    (SCALINGS, "root", root_frequencies),
-)
+ROWS = ((MIXERS, "mean", mean_of_past), (INPUTS, "features", embed_features), (SCALINGS, "root", root_frequencies))

@@ -43,7 +43,7 @@ class Workload:
     held: int | None = None
     """The number of positions, from the first on, that are compared with the reference. None means all positions.
 
-    A causal model's logits do not depend on later tokens, so the reference can leave these out.
+    A causal model's logits do not depend on later tokens, so the reference reads only the first `held` tokens.
     """
     growth: str = ""
     """The plot with this workload as a point: `length` or `batch` (time by input length or batch size), or empty."""

@@ -60,7 +60,7 @@ def plain(shown: Any, width: int, *, crop: bool = True) -> str:
 
 @contextmanager
 def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
-    """Check that the block raises `error` with one sentence that begins with `begins`."""
+    """Assert that the `with` block raises `error` with one sentence that begins with `begins`."""
     with pytest.raises(error) as caught:
         yield
     message = str(caught.value)

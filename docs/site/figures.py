@@ -32,7 +32,7 @@ def figure(value: Any) -> str:
 
 
 def shows(value: Any) -> bool:
-    """Return whether pages show a value: arrays and floats, but no sizes."""
+    """Return whether pages show a value: an array, a float, or a tuple or list with an array in it."""
     if isinstance(value, tuple | list):
         return any(isinstance(part, np.ndarray) for part in value)
     return isinstance(value, np.ndarray | float | np.floating)

@@ -33,7 +33,7 @@ GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
 
 
 class Gpt2:
-    """A hand-written GPT-2 with separate query, key and value layers, because the reference has separate parameters."""
+    """A hand-written GPT-2; its query, key and value are separate layers, as in the reference's parameters."""
 
     def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
         self.c = config
@@ -98,12 +98,12 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A wrong sign in the rotation, before the queries are scaled, which keeps their shape."""
+"""A rotation in the wrong direction, and then a scaling of the queries, which does not change their shape."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])
 def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
-    """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
+    """Both ports rotate wrongly before they compute scores. `FIVE` also has wrong head groups, norms and gates."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
@@ -159,7 +159,7 @@ def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
 
 
 def test_the_line_of_a_norm_that_comes_too_late_is_its_call() -> None:
-    """The line of the norm's formula is right: it also computes the right norms of the layers."""
+    """The line with the norm's formula is right, because the layers' right norms run the same line."""
     report = check(port_with("query-key-norm-after-rotation", taps=False), "qwen3", config=example_config("qwen3"))
     told = {(fault.causes[0].mistake, (fault.source or {})["code"]) for fault in report.faults}
     assert told == {("query-key-norm", 'x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))')}

@@ -47,7 +47,7 @@ FOLDERS = ("benchmarks", "conformance", "tests", CHECKPOINTS)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Write a project with this project's conftest and settings, a benchmark, and a test of each kind."""
+    """Write a project with this project's conftest and settings, and with one test in each of `FOLDERS`."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "benchmarks").mkdir()
@@ -70,7 +70,7 @@ sys.exit(ended)
 
 
 def run(project: Path, *asked: tuple[str, list[str]], program: str = RUNS) -> list[tuple[set[str], str]]:
-    """Run pytest for each folder and arguments, all in one process; return the folders with tests and the output."""
+    """Run pytest once for each pair in `asked`, all in one process; return the folders of the tests, and the output."""
     unused = [f"-pno:{plugin}" for plugin in ("cacheprovider", "transparity", "hypothesispytest", "jaxtyping", "anyio")]
     command = [sys.executable, "-c", program, "-rA", *unused, json.dumps(asked)]
     process = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
@@ -119,7 +119,7 @@ ROUNDS, CALLS = 5, 100_000
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """Count the calls of `identity` (one per tap) and `scoped` (one per layer and part of a layer) in `run`."""
+    """Count the calls in `run` of `identity` (once per tap) and of `scoped` (once per layer and sublayer)."""
     profile = cProfile.Profile()
     profile.runcall(run)
     calls = {entry.code: entry.callcount for entry in profile.getstats()}

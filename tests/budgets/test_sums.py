@@ -89,7 +89,7 @@ def logits(probe: Probe, rule: Any) -> np.ndarray:
 
 
 def largest_share(probe: Probe, rule: Any) -> float:
-    """Return the largest ratio of error to budget, for a budget measured at many points and one for a single call."""
+    """Return the error divided by its budget; the larger result for the budgets of two oracles."""
     oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     found = logits(probe, rule)
     return max(gap(found, each.expected["logits"]) / each.budget("logits", "float32") for each in oracles)

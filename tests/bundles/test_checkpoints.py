@@ -49,7 +49,7 @@ def answered(
     config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
     parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> Answers:
-    """Return the NumPy column's taps, as a port on another machine writes them; other arguments make the port wrong."""
+    """Return the NumPy column's taps as a port on another machine writes them; `config` and `parameters` plant bugs."""
     imported = import_checkpoint(checkpoint)
     given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()

@@ -54,7 +54,7 @@ def sectioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sentence(call: Callable[[], object]) -> str:
-    """Return the error of a call, which must be one sentence, or an empty string."""
+    """Return the message of a call's error, which must be one sentence; without an error, return an empty string."""
     try:
         call()
     except TransparityError as error:

@@ -115,7 +115,7 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
 
 
 def acts(fault: SimulatedFault, way: Way, request: Any) -> bool:
-    """Return whether a port with the fault answers a request differently."""
+    """Return whether a port with the fault and the reference answer a request differently."""
     if way in BEAMS.ways:
         found, expected = simulated_beams(fault.simulate, request), simulated_beams(beam_search, request)
         return not all(map(np.array_equal, found, expected))

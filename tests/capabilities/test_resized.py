@@ -45,7 +45,7 @@ def smaller_cut(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def interpolating(interpolated: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """Return a port that interpolates its positions with PyTorch."""
+    """Return a port that interpolates its table of positions with `interpolated`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Offering:
         def resized(pixels: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from transparity_numpy.port import build as numpy_build
 
 
 def checking(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a check from the command line; Ctrl-C interrupts it even as a shell's background job."""
+    """Start a check from the command line; Ctrl-C interrupts the check even in a background job of a shell."""
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-c", restore, sys.executable, "-m", "transparity_conformance", "check", *arguments]
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)

@@ -80,7 +80,7 @@ def told_by_value(
 def test_nothing_is_certain_directly_after_an_unexplained_activation(
     probes: dict[str, Probe], is_explained: bool
 ) -> None:
-    """If the value that was found is not the head's input, a cause at the logits may be false."""
+    """The found `decoder.output` may not be the input of the port's head, so a cause at the logits may be false."""
     name, probe = next(iter(probes.items()))
     fault, actual = hypotheses(probe.config, ["logits"])[0], computed({name: probe})
     actual[name]["decoder.output"] = np.sin(actual[name]["decoder.output"])
@@ -96,7 +96,7 @@ def test_nothing_is_certain_directly_after_an_unexplained_activation(
 
 @pytest.mark.parametrize("is_true", [True, False])
 def test_an_unexplained_step_to_the_logits_hides_no_true_cause(probes: dict[str, Probe], is_true: bool) -> None:
-    """The causes must reproduce the value directly before the logits, because no cause reproduces the logits."""
+    """No cause reproduces the logits, so the causes must reproduce the last value before the logits."""
     name, probe = next(iter(probes.items()))
     where, (fault, *_) = "decoder.layers.0.self_attention.scores", everywhere(probe, *WRONG[0])
     actual = computed({name: probe}, *WRONG[: int(is_true)])
@@ -185,7 +185,7 @@ def test_a_fault_is_not_told_before_a_known_activation_that_is_right(probes: dic
 
 
 def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:
-    """Half of the features of a head are rotated, so both scales are the same number."""
+    """This GPT-NeoX rotates half of a head's features, so rotary_dim equals head_dim − rotary_dim."""
     said = told_of(first_probes("gpt-neox", 2), ("attention-scale", "1/√rotary_dim"))
     assert said and all("1/√rotary_dim" in says and "1/√(head_dim − rotary_dim)" in says for says in said)
 

@@ -32,7 +32,7 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("last-token", ("attention-cap-unwanted", "rotary-layout-the-other"), "logits"),
     ("opt", ("position-offset-counted", "bias-dropped-down", "activation-for-relu"), "logits"),
 ]
-"""Pairs and a triple of faults. Some have a fitted value or an equivalent fault; some are not in the catalogue."""
+"""A model, the faults of its port, and the checker's view of the port. Single faults are not in the catalogue."""
 
 KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 

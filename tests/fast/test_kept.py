@@ -247,7 +247,7 @@ def build(config, parameters):
 
 
 def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect JAX to know the flags, and the user's own flags to replace them."""
+    """JAX must know every flag that skips passes, and the user's `XLA_FLAGS` must replace these flags."""
     pytest.importorskip("jax")
     (tmp_path / "says.py").write_text(SAYS)
 

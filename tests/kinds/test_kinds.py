@@ -31,7 +31,7 @@ SYSTEMS = {
 }
 
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
-"""One quick row of each port; the other rows are `long`."""
+"""One quick row for each port and system; all other rows have the mark `long`."""
 
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS} | {("Uncropped", "short")})
 

@@ -69,7 +69,7 @@ class Functional(nn.Module):
 
 
 def port_in(module: Any, name: str) -> Callable[[TransformerConfig], Any]:
-    """Return a port from the module that defines it; a loader receives a folder written here."""
+    """Return the function that makes a port; for a loader, this function writes a Hugging Face folder and loads it."""
 
     def loaded(config: TransformerConfig) -> Any:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The pool `breadth`: how many classes of transformers can be a reference.
+"""The pool `breadth`: how many model classes of the library transformers can be a reference.
 
 Each class is built small from its default configuration, in a process with limited time and memory. The float32 and
 float64 outputs must agree. Then a copy of the class's file is checked against the class. Any verdict except `agrees`
@@ -55,7 +55,7 @@ def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[tor
 
 
 def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the result so far after each stage."""
+    """Run the stages of one class; after each stage, yield the last stage and its figures."""
     answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
     model = build(configured(model_type, name), getattr(transformers, name))
@@ -103,7 +103,7 @@ def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) 
 
 
 def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the result so far after each stage, and at last why a class stopped."""
+    """Yield the results of `measured`; if a stage raises, also yield why the class stopped there."""
     answer: dict[str, Any] = {}
     try:
         for answer in measured(model_type, name):

@@ -57,7 +57,7 @@ def original(folder: Path) -> Any:
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """Return the first fault's lines in the port and in the original. Both are given as lines of the port's file."""
+    """Return the lines of the first fault in the port's file; a line of the original is mapped to the port's lines."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []

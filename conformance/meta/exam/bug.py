@@ -34,7 +34,7 @@ def _setting(bug: Bug) -> str:
 
 
 def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
-    """Return the bugs, preceded by one unchanged twin for each of their settings."""
+    """Return the bugs, preceded by their twins; bugs with equal settings share one twin."""
     settings: dict[str, Bug] = {}
     counts: dict[str, int] = {}
     for bug in bugs:

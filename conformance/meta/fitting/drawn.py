@@ -139,7 +139,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 
 
 def template_of(name: str) -> TransformerConfig:
-    """Return a template; recurrent templates get dense layers that differ only in their mixers."""
+    """Return a template; the layers of a recurrent template become dense, and differ only in their mixers."""
     template = templates()[name]
     if not template.is_recurrent:
         return template

@@ -62,7 +62,7 @@ def _value(option: Any) -> str:
 
 
 def _meaning(parameter: Any) -> str:
-    """Return the help of a parameter, with other options as code, and its default if the help lacks it."""
+    """Return a parameter's help as Markdown, in which options are code; add the default if the help lacks it."""
     text = OPTION.sub(r"`\g<0>`", cell(parameter.help or ""))
     default = getattr(parameter.default, "value", parameter.default)
     is_told = parameter.param_type_name == "argument" or parameter.is_flag or default in (None, []) or "Default" in text

@@ -11,6 +11,7 @@ import pytest
 import torch
 from flax import linen
 from jax import lax
+from tests.against.test_check import replaced
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
@@ -50,10 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def text_of(framework: str) -> str:
     text = (DECODERS / f"decoder_{'numpy' if framework == 'nnx' else framework}.py").read_text(encoding="utf-8")
-    for old, new in REPLACED["nnx"] if framework == "nnx" else ():
-        assert old in text
-        text = text.replace(old, new)
-    return text
+    return replaced(text, REPLACED["nnx"] if framework == "nnx" else ())
 
 
 def decoder(framework: str, folder: Path, *, text: str = "", into: Path | None = None) -> Any:

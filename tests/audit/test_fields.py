@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from meta.audits.measure import FOLDER
-from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
+from transparity_conformance.checking.audit.variants import candidates, differing, variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import written
@@ -16,10 +16,6 @@ from transparity_conformance.report.check.page import headline
 from transparity_conformance.report.check.view import CheckView
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
-
-
-def variants(family: str) -> list[Variant]:
-    return [variant for change in variants_of(family, example_config(family)) for variant in change]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +60,8 @@ def test_every_field_that_a_family_reads_is_written_and_read_again(name: str) ->
 
 
 def test_a_pattern_of_layers_is_told_from_the_window_that_it_needs() -> None:
-    (pattern,) = (each for each in variants("qwen3") if each.name == "layer_types" and each.value != "absent")
+    every = (each for change in variants_of("qwen3", example_config("qwen3")) for each in change)
+    (pattern,) = (each for each in every if each.name == "layer_types" and each.value != "absent")
     assert pattern.value == f'["{SLIDING}", "{FULL}"]'
     assert pattern.before.sliding_window == pattern.config.sliding_window
 

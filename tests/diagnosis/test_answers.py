@@ -62,20 +62,6 @@ def results_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Results:
     return {name: compare_segments(probe, actual[name], "float32") for name, probe in probes.items()}
 
 
-def faulty_in(results: Results) -> list[str]:
-    order = next(iter(results.values())).order
-    return [tap for tap in order if any(tap in each.wrong for each in results.values())]
-
-
-def told_by_value(
-    answer: Answer, results: Results, actual: dict[str, Arrays], faulty: list[str]
-) -> tuple[Divergence, ...]:
-    """Return the divergences of a port whose activations were found by value."""
-    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
-    answer.single()
-    return explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
-
-
 @pytest.mark.parametrize("is_explained", [True, False])
 def test_nothing_is_certain_directly_after_an_unexplained_activation(
     probes: dict[str, Probe], is_explained: bool
@@ -157,10 +143,14 @@ def test_an_unexplained_place_that_changes_no_logit_is_told_only_alone() -> None
 
 
 def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
-    """Return the sentences of the causes for a port with one fault."""
+    """Return the sentences of the causes for a port with one fault, whose activations were found by value."""
     actual = computed(probes, fault)
-    results = results_of(probes, actual)
-    told = told_by_value(answer_of(probes, actual), results, actual, faulty_in(results))
+    results, answer = results_of(probes, actual), answer_of(probes, actual)
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    answer.single()
+    order = next(iter(results.values())).order
+    faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
+    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
     return [cause.says for each in told for cause in each.causes]
 
 

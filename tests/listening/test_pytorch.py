@@ -175,10 +175,6 @@ def test_an_unknown_framework_is_refused() -> None:
         listen(lambda: None, "tensorflow")
 
 
-PADDING = torch.zeros(2, 5, dtype=torch.bool)
-PADDING[1, 3:] = True
-
-
 def test_values_in_float64_are_copies_too() -> None:
     def forward() -> Tensor:
         x = WTE.double() + 1

@@ -141,17 +141,9 @@ def check_python(arguments: list[str]) -> None:
         assert importlib.util.find_spec(rest[0]), f"there is no module {rest[0]}"
 
 
-def run_torchrun(arguments: list[str]) -> None:
-    run_here([sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments])
-
-
 def check_pytest(arguments: list[str]) -> None:
     paths = [word for word in arguments if "/" in word and not word.startswith("-")]
     assert [path for path in paths if not (ROOT / path.partition("::")[0]).exists()] == []
-
-
-def not_ours(arguments: list[str]) -> None:
-    """Accept all arguments of other programs."""
 
 
 SHELL: dict[str, Callable[[list[str]], None]] = {
@@ -159,10 +151,10 @@ SHELL: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "transparity": run_transparity,
     "pytest": check_pytest,
-    "torchrun": run_torchrun,
+    "torchrun": lambda words: run_here([sys.executable, "-m", "torch.distributed.run", "--standalone", *words]),
     "port": run_program,
     "cc": run_cc,
-    **dict.fromkeys(("cat", "cd", "gh", "git", "lint-imports", "mypy", "pre-commit", "ruff"), not_ours),
+    **dict.fromkeys(("cat", "cd", "gh", "git", "lint-imports", "mypy", "pre-commit", "ruff"), lambda words: None),
 }
 
 

@@ -8,8 +8,6 @@
 `nox -s choose` runs `record`, then `choose`.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import os

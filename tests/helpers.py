@@ -1,7 +1,5 @@
 """Shared helpers: read tables, run our command or Python, expect errors of one sentence, write small checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

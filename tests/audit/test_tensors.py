@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Test wrong answers of capabilities: an unknown fault has no name, a number is fitted, and a wrong form diverges. The
 pool `independent` measures how often the checker names known faults."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any, NamedTuple

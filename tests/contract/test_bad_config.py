@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, Literal, get_origin

@@ -1,8 +1,6 @@
 """Test that equivalent forms of activations, and any output of a query without visible keys, are no faults. A form is
 equivalent if one linear map turns the reference's activation into the port's, inside a sublayer or at a norm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Test parts that no preset has: correct ports agree, and mistakes get the right tap and cause. These tests check a
 sample; `nox -s power` checks all mistakes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Test golden reports (golden.json): each port's verdict, causes, lines and notes. `python -m tests.golden.test_golden
 [WORD …]` rewrites the reports of ports whose name contains a word. Review the diff."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

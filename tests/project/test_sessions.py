@@ -2,8 +2,6 @@
 own. `python -m tests.project.test_sessions` updates tests/durations.json and tests/deferred.json for moved or removed
 tests."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

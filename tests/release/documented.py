@@ -4,8 +4,6 @@
 the standard library.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

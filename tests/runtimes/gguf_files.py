@@ -1,7 +1,5 @@
 """Write GGUF files like a conversion script; options plant mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Made-up variants: a mixer, an input and a rotary scaling, each with the row that describes it."""
 
-from __future__ import annotations
-
 from transparity.config import TransformerConfig
 from transparity.parts.part import Part, joined, linear, tapped
 from transparity.parts.tables import INPUTS, MIXERS, SCALINGS

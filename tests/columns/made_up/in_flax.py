@@ -1,7 +1,5 @@
 """The made-up variants in JAX."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

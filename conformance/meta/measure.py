@@ -3,8 +3,6 @@
 The docstring of a pool's module describes its trials; `--pool NAME --help` prints it.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -4,8 +4,6 @@ Every check runs in a new process, through the command line. The rounds are inte
 The results are written into docs/timing.json, and tables of them into docs/performance.md and NOTES.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -4,8 +4,6 @@ Each bug is an edit of a port's source. The adapter of the buggy port is compare
 port. `adapt` must mark every differing line as undetermined.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ float64 outputs must agree. Then a copy of the class's file is checked against t
 is a false alarm.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import multiprocessing

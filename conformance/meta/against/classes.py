@@ -1,7 +1,5 @@
 """The classes of transformers by kind, and their default configurations."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The original is the class of transformers from which the port was copied. Mutant
 mutants in `--pool-folder`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

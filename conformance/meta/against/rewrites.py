@@ -5,8 +5,6 @@ expression, which `HOLES` restricts. As a method's name, a capital letter matche
 argument matches the remaining arguments. Every rewritten file is run, so a row may match too much.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import re

@@ -1,8 +1,6 @@
 """Ports that harm their own process; each is checked from the command line. No port returns right logits, so an exit
 code of 0 is always wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os

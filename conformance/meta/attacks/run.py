@@ -1,7 +1,5 @@
 """The pool `attacks`: wrong ports that try to pass the check."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """The bugs of the exam, read from bugs/, and for each bug the same port without the bug (its twin)."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

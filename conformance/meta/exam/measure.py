@@ -1,7 +1,5 @@
 """The pool `exam`: bugs in other people's code, each in its own process."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import multiprocessing

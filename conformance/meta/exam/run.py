@@ -1,7 +1,5 @@
 """Run one bug in this process, and judge the port by common rules, too."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """Modules with random configurations: a template with other sizes, up to six changed fields, and other tensor names."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import tomllib

@@ -1,7 +1,5 @@
 """The forward pass of the port, as a class with one short method per step; a subclass can replace each step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

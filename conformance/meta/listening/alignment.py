@@ -5,8 +5,6 @@ The found values are compared with the taps that the same ports can return. At l
 no found value may be wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools

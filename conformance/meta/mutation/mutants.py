@@ -1,8 +1,6 @@
 """Mutants: a file of a column with one changed node in its syntax tree. Operators, numbers, comparisons, names and
 arguments change; imports, annotations and assertions do not."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

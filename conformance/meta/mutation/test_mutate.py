@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from meta.mutation.equivalents import Equivalent, difference_made, equivalents, mutants_of

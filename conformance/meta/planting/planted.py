@@ -1,7 +1,5 @@
 """Plant a fault: load a backend with one changed file, in addition to the unchanged backend."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import shutil

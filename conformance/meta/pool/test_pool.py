@@ -1,7 +1,5 @@
 """Test the rows of the pool, and the judgment of answers. `python -m meta.measure` runs the trials."""
 
-from __future__ import annotations
-
 import ast
 import random
 import textwrap

@@ -1,7 +1,5 @@
 """The pool `independent`: the independent port with one or several bugs, and correct variants of this port."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random

@@ -5,8 +5,6 @@ common mistake. `by_hand.py:tensor`, `:padded`, … are correct; `by_hand.py:ten
 mistakes.toml.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

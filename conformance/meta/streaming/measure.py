@@ -5,8 +5,6 @@ process, for 72 and for 8 positions. The figures are processor seconds and peak 
 the logits in float64 and float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

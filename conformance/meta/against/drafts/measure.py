@@ -4,8 +4,6 @@ A comment `# mistake: …` marks each wrong line. A mistake counts as found if t
 that uses its result (`meta.against.power`).
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Mapping, Sequence

@@ -167,5 +167,5 @@ WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 
 def default(device: str) -> list[str]:
-    """Return the names of the default workloads: the presets, because the others together take hours."""
+    """Return the names of the default workloads: the presets, because all other workloads take hours."""
     return [name for name, each in WORKLOADS.items() if not each.peers and each.device in ("", device)]

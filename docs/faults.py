@@ -1,6 +1,6 @@
 """Write docs/faults.md, the list of all causes, and a page for each cause in docs/causes/.
 
-`python docs/faults.py` writes the pages. tests/project/test_pages.py compares them with the catalogue.
+`python docs/faults.py` writes the pages. tests/project/test_pages.py compares the pages with the catalogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Measure where the time of a check goes, and how it grows: `python -m meta.timing [--rounds N] [--only WORD …]`.
+"""Measure the time of each stage of a check, and how this time grows with the model.
+
+    python -m meta.timing [--rounds N] [--only WORD …]
 
 Every check runs in a new process, through the command line. The rounds are interleaved, and the figures are medians.
 The results are written into docs/timing.json, and tables of them into docs/performance.md and NOTES.md.

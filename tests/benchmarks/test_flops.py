@@ -25,7 +25,7 @@ def lengths_of(config: TransformerConfig, sizes: dict[str, int]) -> dict[str, in
 
 
 def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """Return PyTorch's count for the traced path, which computes attention by matrix products."""
+    """Return the FLOPs that PyTorch counts in a forward pass with taps, where attention is two matrix products."""
     pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -76,7 +76,7 @@ def probe(request: pytest.FixtureRequest) -> Probe:
 
 
 def largest_share(probe: Probe, rule: Any) -> float:
-    """Return the error divided by its budget; the larger result for the budgets of two oracles."""
+    """Divide the error by the budgets of two oracles, and return the larger quotient."""
     oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     inputs: dict[str, Any] = dict(probe.inputs)
     with mock.patch(RULE, rule):

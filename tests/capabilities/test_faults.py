@@ -61,7 +61,7 @@ def with_loss(loss: Simulate) -> Build:
 
 
 def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
-    """Return a port that samples with `simulate`, and with `greedy_too` also decodes greedily with it."""
+    """Return a port that samples with `simulate`; with `greedy_too`, its greedy decoding uses `simulate` too."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def given(
@@ -113,7 +113,7 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
 
 
 def acts(fault: SimulatedFault, way: Way, request: Any) -> bool:
-    """Return whether a port with the fault and the reference answer a request differently."""
+    """Return whether the fault changes the answer to a request."""
     if way in BEAMS.ways:
         found, expected = simulated_beams(fault.simulate, request), simulated_beams(beam_search, request)
         return not all(map(np.array_equal, found, expected))

@@ -24,7 +24,7 @@ PROMPT, ANSWER, LENGTH = "The capital of France is", " Paris", 16
 
 
 class Real(NamedTuple):
-    """A published model's configuration, weights and oracle, and an input text."""
+    """A published model: its configuration, weights, input text, and oracle."""
 
     config: TransformerConfig
     parameters: Arrays

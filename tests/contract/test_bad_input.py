@@ -19,7 +19,7 @@ ENCODER = preset("translation").resized(architecture="encoder")
 
 
 class Unreadable:
-    """A value that raises when NumPy converts it, as a tensor with gradients does."""
+    """An object whose conversion to NumPy raises, like a tensor with gradients."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("not today.\nAsk again")

@@ -50,7 +50,7 @@ def refusal_at_once(
     megabytes: float = 50,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Return the error of a call: one sentence, raised within limits of time and memory."""
+    """Return the message of a call's error, which must be one sentence, raised within limits of time and memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = clock()
     with pytest.raises(error) as caught:

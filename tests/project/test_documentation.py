@@ -161,7 +161,7 @@ HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.
 
 
 def run_yaml(text: str) -> None:
-    """Run the hooks of a pre-commit file or the steps of a workflow; check the versions of foreign actions."""
+    """Run the hooks of a pre-commit file or the steps of a workflow; check the versions of third-party actions."""
     page = yaml.safe_load(text)
     for hook in (hook for repository in page.get("repos", ()) for hook in repository["hooks"]):
         run_shell(shlex.join([HOOKS[hook["id"]]["entry"], *hook["args"]]).replace("'", ""))

@@ -119,7 +119,7 @@ def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Return the last stage that a class passed, in a process with limited time and memory, and why it stopped."""
+    """Run the stages of a class in a process with limited time and memory; return the last one, and why it ended."""
     fork = multiprocessing.get_context("fork")
     answer, why = alone(fork, SECONDS, staged, model_type, name, memory=BYTES)
     answer = answer or {"stage": "listed", "reason": ""}

@@ -1,4 +1,4 @@
-"""The classes of transformers by kind, and their default configurations."""
+"""The model classes of the library transformers, by kind of model, and their default configurations."""
 
 import tomllib
 from collections.abc import Iterator

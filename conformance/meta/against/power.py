@@ -1,6 +1,6 @@
 """The pool `against`: mutants and twins, each checked against its original.
 
-The original is the class of transformers from which the port was copied. Mutants are created for families without
+The original is the transformers class whose file the port copies. Mutants are created for families without
 mutants in `--pool-folder`.
 """
 
@@ -76,7 +76,8 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that read a statement's names, attribute or keyword argument, or call its function."""
+    """Return the lines that read a name, attribute or argument that lines `first` to `last` set. If these lines return
+    from a function, also return the lines that call this function."""
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]

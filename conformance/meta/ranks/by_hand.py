@@ -153,7 +153,7 @@ class TensorParallel(Sharded):
 
 
 class Dropping(TensorParallel):
-    """The same plan with dropout: replicas have the same seed on all ranks, shards a different seed on each."""
+    """`TensorParallel` with dropout: replicas have the same seed on all ranks, shards a different seed on each rank."""
 
     offers: tuple[str, ...] = (*TensorParallel.offers, "with_dropout")
     share = 0.0

@@ -22,7 +22,8 @@ Arrays = dict[str, np.ndarray]
 TABLE = "encoder.position_embedding.weight"
 
 
-bicubic, bilinear = (partial(interpolate, mode=mode, align_corners=False) for mode in ("bicubic", "bilinear"))
+def bicubic(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", align_corners=False)
 
 
 def smaller_without_aliasing(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
@@ -76,8 +77,11 @@ def test_positions_that_are_not_learned_are_not_interpolated(positions: str) -> 
 @pytest.mark.parametrize(
     ("interpolated", "says"),
     [
-        (bilinear, "positions are interpolated bilinearly"),
-        (partial(bicubic, align_corners=True), "positions are interpolated bicubically between the centers"),
+        (partial(interpolate, mode="bilinear"), "positions are interpolated bilinearly"),
+        (
+            partial(interpolate, mode="bicubic", align_corners=True),
+            "positions are interpolated bicubically between the centers",
+        ),
         (lambda patches, size: bicubic(patches, size[::-1]), "height and width are swapped"),
     ],
 )

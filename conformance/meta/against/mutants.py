@@ -138,7 +138,7 @@ def _agrees(found: Mapping[str, float] | None) -> bool:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], bool], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield a mutant for each edit that `judge` accepts; kinds of edits take turns, lines with few mutants come first."""
+    """Yield a mutant for each edit that `judge` accepts; kinds take turns, and lines with few mutants come first."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):

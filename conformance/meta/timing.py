@@ -3,7 +3,7 @@
     python -m meta.timing [--rounds N] [--only WORD …]
 
 Every check runs in a new process, through the command line. The rounds are interleaved, and the figures are medians.
-The results are written into docs/timing.json, and tables of them into docs/performance.md and NOTES.md.
+The program writes the results into docs/timing.json, and their tables into docs/performance.md and NOTES.md.
 """
 
 import argparse

@@ -64,7 +64,7 @@ def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def rows(matrix: np.ndarray) -> str:
-    """Return the first rows and columns of a matrix as lines of numbers; `…` replaces the others."""
+    """Return the first rows and columns of a matrix as lines of numbers; `…` replaces all other elements."""
     shown = matrix[:MOST_ROWS, :MOST_COLUMNS]
     cells = [[_number(value) for value in row] for row in shown]
     width = max(len(cell) for row in cells for cell in row)

@@ -1,4 +1,4 @@
-"""Hand-written pages: their paths in the site, and their links, adapted to the site."""
+"""The hand-written pages: the paths of these pages in the site, and links that work in the site."""
 
 from __future__ import annotations
 

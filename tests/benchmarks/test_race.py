@@ -239,7 +239,7 @@ def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pyte
 
 
 def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
-    """Skip the workloads that only this project runs; no other library decodes in NumPy."""
+    """The NumPy column needs no peer for decoding, because no other library decodes in NumPy."""
     for workload in (
         each for each in WORKLOADS.values() if each.peers and each.device == "" and not each.name.startswith("tiny")
     ):

@@ -95,7 +95,7 @@ def reached(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) 
 
 
 def mutants(family: Family, n: int, seed: int) -> list[Mutant]:
-    """Return up to `n` mutants, spread over kinds and lines."""
+    """Return up to `n` mutants, spread over kinds of mistakes and over lines."""
     edits = _edits(family, mistakes)
     edits["exchanged"] = list(_exchanged(family))
     return list(itertools.islice(_chosen(family, edits, _shows, seed, "m"), n))

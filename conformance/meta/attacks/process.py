@@ -19,7 +19,7 @@ NO_ANSWER = object()
 
 
 class Panic(BaseException):
-    """An exception like a panic in a Rust library. It is not an `Exception`."""
+    """An exception like a panic in a Rust library, which does not derive from `Exception`."""
 
 
 class Lazy:

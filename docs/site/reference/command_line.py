@@ -22,7 +22,7 @@ EXIT_CODES = {
     2: "wrong usage or input; or the port could not be built, or crashed",
     3: "`inconclusive`: too little was compared to decide",
 }
-"""The meaning of each exit code. For several models, the worst code is returned, in the order 2, 1, 3, 0."""
+"""The meaning of each exit code. For several models, the command returns the worst code; the order is 2, 1, 3, 0."""
 
 OPTION = re.compile(r"(?<![\w`-])--[a-z][\w-]*")
 

@@ -35,7 +35,7 @@ def memory(name: str, file: str = "/proc/self/status") -> int:
 
 
 def python_path(root: Path) -> str:
-    """Return a PYTHONPATH with the packages of the checkout `root`, then this process's import paths elsewhere."""
+    """Return a PYTHONPATH: the packages in the checkout `root`, then all import paths outside this checkout."""
     found = [str(root / name) for name in ("", "reference", "backends", "conformance")]
     return os.pathsep.join([*found, *(path for path in sys.path if path and not Path(path).is_relative_to(ROOT))])
 

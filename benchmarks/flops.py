@@ -1,7 +1,7 @@
 """The number of floating-point operations (FLOPs) of a forward pass, computed from the configuration.
 
 A product of an (m, k) and a (k, n) matrix takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
-`transparity.axes` explains the letters; F is `feed_forward_dim` and A is `attention_dim`.
+In the table, letters such as B and T are the sizes in `transparity.axes`; F is `feed_forward_dim`, A `attention_dim`.
 
 | product                                            | FLOPs                  |
 |----------------------------------------------------|------------------------|
@@ -22,8 +22,8 @@ A product of an (m, k) and a (k, n) matrix takes m · n · k multiplications and
 
 Only matrix products count: no softmax, masks, scales, norms, biases, residuals, activations or embeddings. Masked
 scores count too, so a causal mask saves nothing. Each decoder layer projects the encoder's output to keys and values.
-All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. A state-space
-model has N rates instead of 2N, and needs neither k·k nor a correction of the state.
+All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. For a state-space
+model, the rows of the recurrence have N rates instead of 2N, no k·k, and no correction of the states.
 """
 
 from __future__ import annotations

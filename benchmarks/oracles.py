@@ -101,7 +101,7 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`, which ends with a digest. If it is missing, fill it, and remove its older versions."""
+    """Return the folder `name`, which ends with a digest. Fill a missing folder by `write`, and remove older ones."""
     folder = ORACLES / name
     if not folder.exists():
         ORACLES.mkdir(parents=True, exist_ok=True)

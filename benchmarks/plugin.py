@@ -76,7 +76,7 @@ def conditions_of(config: pytest.Config) -> Conditions:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Return a function that passes times to pytest-benchmark. Its first call for a workload runs the race."""
+    """Return a function that passes times to pytest-benchmark; the first call for a workload runs the race."""
     if hasattr(request.config, "workerinput"):
         pytest.skip("benchmarks do not run under xdist, whose processes share the cores; run them without -n")
     raced = request.config.stash[RESULTS]

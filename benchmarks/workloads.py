@@ -43,7 +43,7 @@ class Workload:
     held: int | None = None
     """The number of positions, from the first on, that are compared with the reference. None means all positions.
 
-    A causal model's logits do not depend on later tokens, so the reference can leave these out.
+    A causal model's logits do not depend on later tokens, so the reference reads only the first `held` tokens.
     """
     growth: str = ""
     """The plot with this workload as a point: `length` or `batch` (time by input length or batch size), or empty."""
@@ -167,5 +167,5 @@ WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 
 def default(device: str) -> list[str]:
-    """Return the names of the default workloads: the presets, because the others together take hours."""
+    """Return the names of the default workloads: the presets, because all other workloads take hours."""
     return [name for name, each in WORKLOADS.items() if not each.peers and each.device in ("", device)]

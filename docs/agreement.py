@@ -65,7 +65,7 @@ def matrix(run: Run) -> str:
 
 
 def summary(run: Run) -> str:
-    """Return a Markdown table: the largest share of the tolerance and the comparisons, by backend and precision."""
+    """Return a Markdown table: the largest share of the tolerance and the number of comparisons in each precision."""
     rows = [[dtype, *(_worst(run, f"{backend} {dtype}") for backend in TITLES)] for dtype in DTYPES]
     return table(["precision", *TITLES.values()], rows, (1, 2, 3))
 

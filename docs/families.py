@@ -1,5 +1,5 @@
-"""Write docs/family-fields.md: for each family, the fields of its config.json, and the models that tests compare it
-with.
+"""Write docs/family-fields.md: the fields of each family's config.json, and the models with which tests compare the
+family.
 
 `python docs/families.py` writes the page. tests/project/test_pages.py compares the page with the families' tables and
 tests.

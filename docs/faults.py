@@ -1,6 +1,6 @@
 """Write docs/faults.md, the list of all causes, and a page for each cause in docs/causes/.
 
-`python docs/faults.py` writes the pages. tests/project/test_pages.py compares them with the catalogue.
+`python docs/faults.py` writes the pages. tests/project/test_pages.py compares the pages with the catalogue.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _text_around(file: str, old: str) -> str:
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield causes of loaders, conversions and ranks, with a description of the place and the diff. If a cause
+    """Yield each cause of loaders, conversions and ranks, with a description of the wrong file, and a diff. If a cause
     occurs twice, the last diff is used."""
     text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
     sharded = {

@@ -74,7 +74,7 @@ def recorded(config: TransformerConfig, parameters: Arrays, word: str) -> dict[s
     logits = taps["logits"]
     answer = "".join(LETTERS[token] for token in logits.argmax(-1)[len(word) :])
     if answer != f"{word[::-1]}.":
-        raise ValueError(f"{word} → {answer}: train for more steps.")
+        raise ValueError(f"The model spells {word} backwards as {answer}; train it for more steps.")
     share = np.exp(logits - logits.max(-1, keepdims=True))
     share /= share.sum(-1, keepdims=True)
     order = np.argsort(-share, axis=-1)[:, :BEST]

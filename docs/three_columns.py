@@ -1,6 +1,6 @@
 """Draw docs/three-columns.svg: the textbook's attention and encoder layer, side by side in NumPy, PyTorch and JAX.
 
-`python -m docs.three_columns` writes the picture. tests/project/test_pages.py compares it with the sources.
+`python -m docs.three_columns` writes the picture. tests/project/test_pages.py compares the picture with the sources.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/character_model.py [--steps N] [--out DIR]
 
-A table shows text sampled from both, before and after training, with the same random numbers. DIR/character_model.png
-shows both losses and the difference between them. For comparison, it shows the difference between two PyTorch runs
-whose initial weights are rounded differently.
+A table shows text sampled from both models, before and after training, with the same random numbers. The picture
+DIR/character_model.png shows both losses and their difference. For comparison, the picture also shows the difference
+between two PyTorch runs whose initial weights are rounded differently.
 """
 
 from __future__ import annotations

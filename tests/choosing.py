@@ -5,10 +5,8 @@
 | `record` | runs the tests, and records the lines of each into `build/lines/`; claims are left out |
 | `choose` | writes `tests/deferred.json`, the tests that only `nox -s nightly` runs |
 
-`nox -s choose` takes both steps.
+`nox -s choose` runs `record`, then `choose`.
 """
-
-from __future__ import annotations
 
 import heapq
 import math

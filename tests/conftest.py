@@ -1,7 +1,5 @@
 """Fixtures: the installed backends, and an empty cache for the session."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 

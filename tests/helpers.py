@@ -1,7 +1,5 @@
 """Shared helpers: read tables, run our command or Python, expect errors of one sentence, write small checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os
@@ -60,7 +58,7 @@ def plain(shown: Any, width: int, *, crop: bool = True) -> str:
 
 @contextmanager
 def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
-    """Check that the block raises `error` with one sentence that begins with `begins`."""
+    """Assert that the `with` block raises `error` with one sentence that begins with `begins`."""
     with pytest.raises(error) as caught:
         yield
     message = str(caught.value)

@@ -1,7 +1,5 @@
 """Run many cases in one test, and list each case that fails."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable

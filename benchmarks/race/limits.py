@@ -30,7 +30,7 @@ class Limit:
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """Time all products; return the time in which the fastest would do `WORK` FLOPs, or read `WORK` bytes."""
+        """Time all products; return the time in which the fastest one would do `WORK` FLOPs, or read `WORK` bytes."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 

@@ -1,4 +1,4 @@
-"""The table of a race for the terminal, and a shorter one for pages of the documentation."""
+"""The table of a race for the terminal, and a shorter table for pages of the documentation."""
 
 from __future__ import annotations
 

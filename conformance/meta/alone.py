@@ -1,7 +1,5 @@
 """Run a function in a process of its own, with a limit of time and memory."""
 
-from __future__ import annotations
-
 import resource
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The docstring of a pool's module describes its trials; `--pool NAME --help` prints it.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -76,7 +74,7 @@ def code() -> str:
 
 
 def resumed(file: Path, version: str) -> dict[str, dict[str, Any]]:
-    """Return the answers in a file that a version of the code gave, by trial."""
+    """Return the answers in `file` that this `version` of the code gave, by trial."""
     rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return {
         row["trial"]: row["answer"] for row in rows if row.get("code") == version and "missing" not in row["answer"]

@@ -1,7 +1,5 @@
 """Write tables of measurements into pages and notes, between two comments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

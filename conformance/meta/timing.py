@@ -1,10 +1,10 @@
-"""Measure where the time of a check goes, and how it grows: `python -m meta.timing [--rounds N] [--only WORD …]`.
+"""Measure the time of each stage of a check, and how this time grows with the model.
+
+    python -m meta.timing [--rounds N] [--only WORD …]
 
 Every check runs in a new process, through the command line. The rounds are interleaved, and the figures are medians.
-The results are written into docs/timing.json, and tables of them into docs/performance.md and NOTES.md.
+The program writes the results into docs/timing.json, and their tables into docs/performance.md and NOTES.md.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -45,11 +45,7 @@ def build(config, parameters):
 """
 """A port whose scores are 0.7071 times the right scores."""
 
-FILES = {
-    "right.py": RIGHT.format(column="pytorch"),
-    "right_flax.py": RIGHT.format(column="flax"),
-    "wrong.py": WRONG,
-}
+FILES = {"right.py": RIGHT.format(column="pytorch"), "right_flax.py": RIGHT.format(column="flax"), "wrong.py": WRONG}
 
 CASES: dict[str, Sequence[str]] = {
     "usage: `transparity --help`": (),

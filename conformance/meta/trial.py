@@ -1,7 +1,5 @@
 """The parts that all pools of `meta.measure` share: trials, measures, and the selection by options."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

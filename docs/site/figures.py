@@ -32,7 +32,7 @@ def figure(value: Any) -> str:
 
 
 def shows(value: Any) -> bool:
-    """Return whether pages show a value: arrays and floats, but no sizes."""
+    """Return whether pages show a value: an array, a float, or a tuple or list with an array in it."""
     if isinstance(value, tuple | list):
         return any(isinstance(part, np.ndarray) for part in value)
     return isinstance(value, np.ndarray | float | np.floating)
@@ -64,7 +64,7 @@ def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def rows(matrix: np.ndarray) -> str:
-    """Return the first rows and columns of a matrix as lines of numbers; `…` replaces the others."""
+    """Return the first rows and columns of a matrix as lines of numbers; `…` replaces all other elements."""
     shown = matrix[:MOST_ROWS, :MOST_COLUMNS]
     cells = [[_number(value) for value in row] for row in shown]
     width = max(len(cell) for row in cells for cell in row)

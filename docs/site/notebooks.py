@@ -37,7 +37,7 @@ class Cell:
 
 def cells(script: str) -> Iterator[Cell]:
     """Yield the cells of a script: its docstring, its imports, each definition, and its main program. Comments above
-    a definition become text. The last line of the main program, which exits, is left out."""
+    a definition become a cell of text. The last line of the main program, which exits, is left out."""
     tree = ast.parse(script)
     yield Cell("markdown", ast.get_docstring(tree) or "")
     for nodes in _grouped(tree.body[1:]):

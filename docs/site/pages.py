@@ -1,4 +1,4 @@
-"""Hand-written pages: their paths in the site, and their links, adapted to the site."""
+"""The hand-written pages: the paths of these pages in the site, and links that work in the site."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def site_text(path: str, pages: dict[str, str]) -> str:
 
 
 def within_items(text: str) -> str:
-    """Return Markdown in which the parts of a list item have four spaces; on GitHub, three are enough."""
+    """Return Markdown in which list items are indented by four spaces; on GitHub, three spaces suffice."""
     parts = re.split(r"(?ms)^(```.*?^```$)", text)
     for index in range(0, len(parts), 2):
         blocks = re.sub(r"(?ms)^   ```.*?^   ```$", lambda block: textwrap.indent(block[0], " "), parts[index])

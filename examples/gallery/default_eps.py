@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Qwen 3 in PyTorch, with Hugging Face's names of modules, and with a norm of its own."""
+"""A Qwen 3 in PyTorch, with Hugging Face's module names and a hand-written norm."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The transformer of "Attention Is All You Need" (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) in NumPy.
+"""The transformer of "Attention Is All You Need" (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762) in NumPy.
 
 `transformer(p, source, target, heads=8)` returns the logits. `p` holds the weights by name, as in
 `p["decoder"][0]["cross_attention"]["query"]["weight"]`.
@@ -51,7 +51,7 @@ def causal_mask(length: int) -> Array:
 
 
 def attention(query: Array, key: Array, value: Array, mask: Array) -> Array:
-    """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V   (eq. 1): (B, H, T, K).
+    """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V   (§3.2.1): (B, H, T, K).
 
     Masked scores are −10⁹; with −∞, a query that sees no key would become NaN.
     """
@@ -80,7 +80,7 @@ def multi_head_attention(p: Weights, x: Array, memory: Array, mask: Array, heads
 
 
 def feed_forward(p: Weights, x: Array) -> Array:
-    """FFN(x) = max(0, x W₁ + b₁) W₂ + b₂   (eq. 2)."""
+    """FFN(x) = max(0, x W₁ + b₁) W₂ + b₂   (§3.3)."""
     hidden = np.maximum(linear(p["up"], x), 0)
     return linear(p["down"], hidden)
 

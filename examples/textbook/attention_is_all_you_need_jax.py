@@ -1,7 +1,7 @@
-"""The transformer of "Attention Is All You Need" (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) in JAX.
+"""The transformer of "Attention Is All You Need" (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762) in JAX.
 
-`Transformer(vocab_size, rngs=nnx.Rngs(0))(source, target)` returns the logits. Its default sizes are the paper's base
-model.
+`Transformer(vocab_size, rngs=nnx.Rngs(0))(source, target)` returns the logits. The default sizes are the sizes of
+the paper's base model.
 
 Shapes: B batch, T length of `x`, S length of `memory`, D model (`d_model`), H heads, K features of a head (`d_k`),
 V vocabulary. A mask is True where a query may see a key.
@@ -34,7 +34,7 @@ def causal_mask(length: int) -> Array:
 
 
 def attention(query: Array, key: Array, value: Array, mask: Array) -> Array:
-    """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V   (eq. 1): (B, H, T, K).
+    """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V   (§3.2.1): (B, H, T, K).
 
     Masked scores are −10⁹; with −∞, a query that sees no key would become NaN.
     """
@@ -72,7 +72,7 @@ class MultiHeadAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """FFN(x) = max(0, x W₁ + b₁) W₂ + b₂   (eq. 2)."""
+    """FFN(x) = max(0, x W₁ + b₁) W₂ + b₂   (§3.3)."""
 
     def __init__(self, d_model: int, d_ff: int, *, rngs: nnx.Rngs) -> None:
         self.up = nnx.Linear(d_model, d_ff, rngs=rngs)

@@ -1,7 +1,3 @@
-"""Test `transparity adapt`, which matches tensors by the values computed from them and rejects wrong adapters."""
-
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

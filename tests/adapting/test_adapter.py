@@ -1,7 +1,3 @@
-"""Test adapter files and the notation of their lines; the error for an invalid file is one sentence."""
-
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""Test the report of a port that differs from a reference: both lines, and an edit that explains the difference."""
-
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,3 @@
-"""Test the faults that a check against a reference reports: their lines, and an edit that explains each mistake."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +67,7 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
 
 
 def test_a_weight_that_is_not_normalized_is_not_called_another_order(tmp_path: Path) -> None:
-    """The softmax of the sum, a single number, is 1: dividing by it has the effect of a missing division."""
+    """A sum is one number, so the softmax of the sum is 1; a division by 1 has the same effect as no division."""
     report = checked(Mistake([("best / best.sum(-1, keepdim=True)", "best")], reference="routed"), tmp_path)
     assert [fault.causes[0].mistake for fault in report.faults] == ["left out"]
     assert not any("explained if" in note for note in report.notes)
@@ -116,7 +112,7 @@ def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_
 
 
 def test_another_epsilon_is_not_called_a_cap() -> None:
-    """For small x, c · tanh(x / c) and 1 / √(1 / x² + ε) both equal x minus a multiple of x³."""
+    """For small x, both c · tanh(x / c) and 1 / √(1 / x² + ε) are approximately x minus a multiple of x³."""
     sizes = np.linspace(0.1, 6.0, 50)
     assert _fitted_cap(sizes, np.sort(1 / np.sqrt(sizes**-2 + 3e-5))) is None
     assert _fitted_cap(sizes, 30 * np.tanh(sizes / 30)) == 30

@@ -1,7 +1,3 @@
-"""Test that `check(port, against=reference)` reports the same as the command, also with two references."""
-
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +44,7 @@ class Tanh(Relu):
 
 
 class WithTargets(Silu):
-    """A module that without targets returns only the last position's logits; with targets, it stores the loss."""
+    """A module that returns the logits of all positions only with targets, and then also stores the loss."""
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         logits = super().forward(tokens)
@@ -222,15 +218,9 @@ def test_a_reference_that_refuses_float64_is_told_so() -> None:
         check(Silu, against=InFloat32, inputs=INPUTS)
 
 
-def port_and_reference() -> tuple[Relu, Silu]:
-    """Return two modules with equal weights and different activations."""
+def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:
     port, theirs = Relu(), Silu()
     port.load_state_dict(theirs.state_dict())
-    return port, theirs
-
-
-def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:
-    port, theirs = port_and_reference()
     assert assert_conforms(theirs, against=theirs, inputs=INPUTS).verdict == "agrees"
     with pytest.raises(AssertionError, match="departs from"):
         assert_conforms(port, against=theirs, inputs=INPUTS)

@@ -1,7 +1,3 @@
-"""Test references in several frameworks: correct ports agree, and a wrong port's report shows both lines."""
-
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +9,7 @@ import pytest
 import torch
 from flax import linen
 from jax import lax
+from tests.against.test_check import replaced
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
@@ -52,10 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def text_of(framework: str) -> str:
     text = (DECODERS / f"decoder_{'numpy' if framework == 'nnx' else framework}.py").read_text(encoding="utf-8")
-    for old, new in REPLACED["nnx"] if framework == "nnx" else ():
-        assert old in text
-        text = text.replace(old, new)
-    return text
+    return replaced(text, REPLACED["nnx"] if framework == "nnx" else ())
 
 
 def decoder(framework: str, folder: Path, *, text: str = "", into: Path | None = None) -> Any:
@@ -73,7 +67,7 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
-    """Return the replaced text, its replacement, and the number of its line."""
+    """Return the right text, the wrong text, and the line number of the right text in a decoder's file."""
     rows = REPLACED["faults"][fault]
     old, new = rows.get(framework) or rows["others"]
     lines = text_of(framework).splitlines()

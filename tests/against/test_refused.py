@@ -1,7 +1,3 @@
-"""Test invalid references: the error is one sentence, and the report lists outputs that were not compared."""
-
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable

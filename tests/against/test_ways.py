@@ -1,7 +1,3 @@
-"""Test comparisons with a reference in decoding with a cache, generation, losses and gradients."""
-
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace

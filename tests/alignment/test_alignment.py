@@ -1,7 +1,3 @@
-"""Test that the checker finds taps by value among a port's operations, and reports the wrong line of a fault."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +14,6 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.steps import StepRequest
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step
 from transparity_conformance.identify.alignment.found import Flow
 from transparity_conformance.identify.alignment.gaps import reordered
@@ -26,7 +21,6 @@ from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.recorded import Recorded, layouts
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters, probes_of
 from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report
@@ -37,7 +31,7 @@ GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
 
 
 class Gpt2:
-    """A hand-written GPT-2 with separate query, key and value layers, because the reference has separate parameters."""
+    """A hand-written GPT-2; its query, key and value are separate layers, as in the reference's parameters."""
 
     def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
         self.c = config
@@ -102,12 +96,12 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A wrong sign in the rotation, before the queries are scaled, which keeps their shape."""
+"""A rotation in the wrong direction, and then a scaling of the queries, which does not change their shape."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])
 def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
-    """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
+    """Both ports rotate wrongly before the scores. The port of `FIVE` also has wrong heads, norms and gates."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
@@ -123,12 +117,6 @@ def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     arranged = [layout.to_ours(merged) for layout in layouts(value.shape, merged.shape, 3)]
     assert any(np.array_equal(each, value) for each in arranged)
     assert layouts((4, 6), (8, 3), 3) == ()
-
-
-def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """Return the last parts of the names of taps that differ if the reference uses the port's earlier taps."""
-    ours = walk(probe, found)
-    return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 
 
 LINES = {
@@ -169,7 +157,7 @@ def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
 
 
 def test_the_line_of_a_norm_that_comes_too_late_is_its_call() -> None:
-    """The line of the norm's formula is right: it also computes the right norms of the layers."""
+    """The line with the norm's formula is right, because the layers' right norms run the same line."""
     report = check(port_with("query-key-norm-after-rotation", taps=False), "qwen3", config=example_config("qwen3"))
     told = {(fault.causes[0].mistake, (fault.source or {})["code"]) for fault in report.faults}
     assert told == {("query-key-norm", 'x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))')}

@@ -1,7 +1,3 @@
-"""Test taps that a port computes in a loop, masks or reorders, and the operations recorded between taps."""
-
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -115,7 +111,7 @@ def test_masked_scores_are_what_they_were_made_from_with_the_bias_of_the_mask(lo
 
 
 def test_masked_values_that_share_their_inputs_are_searched_once() -> None:
-    """Make each masked value from two views of the value before, so that there are 2⁴⁰ paths."""
+    """Make 40 masked values, each from two views of the previous value, so that 2⁴⁰ paths lead to the first value."""
     masked = np.where(np.tril(np.ones((2, 4, 4), bool)), 0.0, -np.inf)
     operations = [operation(1, masked)]
     for _ in range(40):
@@ -241,7 +237,7 @@ def test_what_is_repeated_more_often_is_paired_from_its_end() -> None:
 
 
 def test_after_a_fault_a_tap_leads_where_the_port_takes_it() -> None:
-    """With parallel branches, only a wrong port passes attention's output to the norm of the feed-forward."""
+    """In a model with parallel branches, only a wrong port passes attention's output to the feed-forward's norm."""
     probe = aligned_probe(probes_of(MODELS["gpt-neox"], "gpt-neox")["mixed"])
     output, norm = "decoder.layers.0.self_attention.output", "decoder.layers.0.feed_forward_norm"
     fault = next(each for each in hypotheses(probe.config, [norm]) if each.fault.variant == "sequential")

@@ -1,7 +1,5 @@
 """Edit the source of a correct loader, and audit a loader."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,15 +1,9 @@
-"""Test the audit of config.json: the same fields must change the output of a loader and of the reference."""
-
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 
 from meta.audits.measure import FOLDER
-from transparity.config import TransformerConfig
-from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
+from transparity_conformance.checking.audit.variants import candidates, differing, variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import written
@@ -20,15 +14,6 @@ from transparity_conformance.report.check.page import headline
 from transparity_conformance.report.check.view import CheckView
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
-from transparity_numpy.port import build as build_numpy
-
-
-def of(audit: Audit, name: str) -> list[AuditedField]:
-    return [each for each in audit.fields if each.name == name]
-
-
-def variants(family: str) -> list[Variant]:
-    return [variant for change in variants_of(family, example_config(family)) for variant in change]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +43,7 @@ OTHERS: dict[str, set[str]] = {
     "olmoe": {"num_local_experts", "head_dim"},
     "qwen3_next": {"num_local_experts", "hidden_act"},
 }
-"""By family: further alternatives, and fields that have only one value in the family."""
+"""By family: further fields like `OTHER_FORMS`, and fields that have only one value in the family."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -73,13 +58,10 @@ def test_every_field_that_a_family_reads_is_written_and_read_again(name: str) ->
 
 
 def test_a_pattern_of_layers_is_told_from_the_window_that_it_needs() -> None:
-    (pattern,) = (each for each in variants("qwen3") if each.name == "layer_types" and each.value != "absent")
+    every = (each for change in variants_of("qwen3", example_config("qwen3")) for each in change)
+    (pattern,) = (each for each in every if each.name == "layer_types" and each.value != "absent")
     assert pattern.value == f'["{SLIDING}", "{FULL}"]'
     assert pattern.before.sliding_window == pattern.config.sliding_window
-
-
-def build(config: TransformerConfig, parameters: Any) -> Any:
-    return build_numpy(dataclasses.replace(config, norm_eps=1e-5), parameters)
 
 
 def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_do() -> None:

@@ -1,7 +1,3 @@
-"""Test the audit of model.safetensors: a loader reads every tensor, and fails if a tensor is missing."""
-
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable

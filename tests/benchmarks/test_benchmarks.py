@@ -1,7 +1,3 @@
-"""Test that benchmarks run only on request and time only correct backends, and that unused taps cost almost nothing."""
-
-from __future__ import annotations
-
 import cProfile
 import json
 import shutil
@@ -49,7 +45,7 @@ FOLDERS = ("benchmarks", "conformance", "tests", CHECKPOINTS)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Write a project with this project's conftest and settings, a benchmark, and a test of each kind."""
+    """Write a project with this project's conftest and settings, and with one test in each of `FOLDERS`."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "benchmarks").mkdir()
@@ -72,7 +68,7 @@ sys.exit(ended)
 
 
 def run(project: Path, *asked: tuple[str, list[str]], program: str = RUNS) -> list[tuple[set[str], str]]:
-    """Run pytest for each folder and arguments, all in one process; return the folders with tests and the output."""
+    """Run pytest once for each pair in `asked`, all in one process; return the folders of the tests, and the output."""
     unused = [f"-pno:{plugin}" for plugin in ("cacheprovider", "transparity", "hypothesispytest", "jaxtyping", "anyio")]
     command = [sys.executable, "-c", program, "-rA", *unused, json.dumps(asked)]
     process = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
@@ -116,12 +112,12 @@ def test_without_the_project_one_sentence_says_what_to_install(project: Path) ->
     assert said.strip() == f"ERROR: the project is not installed: {install}; tests need more (CONTRIBUTING.md)"
 
 
-TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
+SMALL = WORKLOADS["length-128"]
 ROUNDS, CALLS = 5, 100_000
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """Count the calls of `identity` (one per tap) and `scoped` (one per layer and part of a layer) in `run`."""
+    """Count the calls in `run` of `identity` (once per tap) and of `scoped` (once per layer and sublayer)."""
     profile = cProfile.Profile()
     profile.runcall(run)
     calls = {entry.code: entry.callcount for entry in profile.getstats()}
@@ -129,7 +125,7 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
-    """Return a column's forward pass in its usual mode, already run once."""
+    """Return a column's forward pass in its default mode, already run once."""
     forward, inputs = backend(name)(workload.config, parameters_of(workload), dtype="float32"), inputs_of(workload)
 
     def run() -> None:

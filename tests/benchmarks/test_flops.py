@@ -1,7 +1,3 @@
-"""Test that the FLOPs in benchmarks equal PyTorch's own count for the traced path."""
-
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -29,7 +25,7 @@ def lengths_of(config: TransformerConfig, sizes: dict[str, int]) -> dict[str, in
 
 
 def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """Return PyTorch's count for the traced path, which computes attention by matrix products."""
+    """Return the FLOPs that PyTorch counts in a forward pass with taps, where attention is two matrix products."""
     pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,7 +1,3 @@
-"""Test the race, which compares all candidates with the oracle, then times them under the same conditions."""
-
-from __future__ import annotations
-
 import importlib
 import itertools
 import os
@@ -157,7 +153,7 @@ def peers() -> Iterator[Candidate]:
 
 @pytest.fixture
 def fast_path() -> Iterator[None]:
-    """Reset a global setting that a peer changes."""
+    """Enable PyTorch's fast path again, which a peer disables for the whole process."""
     yield
     if "torch" in importlib.sys.modules:  # type: ignore[attr-defined]
         importlib.import_module("torch").backends.mha.set_fastpath_enabled(True)
@@ -203,7 +199,7 @@ def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need()
 
 
 def result(name: str, kind: str, seconds: float, *, ours: bool = False) -> Result:
-    """Return three rounds of one candidate; in the second, noise makes all candidates twice as slow."""
+    """Return three rounds of one candidate; the second round takes twice as long, for every candidate."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
     rounds = {turn: seconds * (2 if turn == 1 else 1) for turn in range(3)}
     ready: dict[str, Any] = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}
@@ -243,7 +239,7 @@ def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pyte
 
 
 def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
-    """Use only workloads whose weights some other library can load. No other library decodes in NumPy."""
+    """The NumPy column needs no peer for decoding, because no other library decodes in NumPy."""
     for workload in (
         each for each in WORKLOADS.values() if each.peers and each.device == "" and not each.name.startswith("tiny")
     ):

@@ -1,9 +1,4 @@
-"""Test that the constants of budgets cover measured errors, and that small errors shaped like a fault diverge."""
-
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,33 +64,20 @@ def test_a_model_with_permuted_sums_is_the_same_model(case: str) -> None:
     assert max(sample.ratio(RULES["float64"].floor) for sample in found) < RULES["float64"].factor
 
 
-Change = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
-
-
-def a_tenth_of_the_head_bias_missing(parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return parameters | {"head.bias": parameters["head.bias"] * np.float32(0.9)}
-
-
-def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
-    """Return a port that offers only a forward pass, with parameters changed by `change`."""
-
-    def made(config: Any, parameters: dict[str, np.ndarray]) -> Any:
-        forward = build(config, change(parameters) if change else parameters, dtype=dtype)
-        return lambda **tokens: forward(**tokens)  # noqa: PLW0108 - offers nothing else
-
-    return made
-
-
 @pytest.mark.parametrize("preset", ["notes-lm", "translation"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_right_port_is_not_alarmed(preset: str, dtype: str) -> None:
-    report = check(port(dtype=dtype), preset=preset, dtype=dtype, logits_only=True)
+    def port(config: Any, parameters: dict[str, np.ndarray]) -> Any:
+        forward = build(config, parameters, dtype=dtype)
+        return lambda **tokens: forward(**tokens)  # noqa: PLW0108 - offers nothing else
+
+    report = check(port, preset=preset, dtype=dtype, logits_only=True)
     assert report.verdict == "agrees", report.notes
 
 
 def test_a_fault_under_logits_that_are_cast_is_told_from_the_cast() -> None:
     def cast(config: Any, parameters: dict[str, np.ndarray]) -> Any:
-        wrong = a_tenth_of_the_head_bias_missing(parameters)
+        wrong = parameters | {"head.bias": parameters["head.bias"] * np.float32(0.9)}
         return lambda **tokens: rounded_to(np.asarray(transformer(config, wrong, **tokens)), "bfloat16")
 
     report = check(cast, preset="translation", logits_only=True)

@@ -1,5 +1,3 @@
-"""Test that fewer measurements give the same budgets, and that comparing or answering in parts changes no result."""
-
 import math
 import socket
 import time

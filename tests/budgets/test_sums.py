@@ -1,8 +1,6 @@
-"""Test budgets: they cover other orders of summation and formulas of position tables, but no wrong numbers."""
-
-from __future__ import annotations
-
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -56,18 +54,11 @@ def test_a_long_call_that_forgets_a_key_is_wrong(long_call: ReachProbe) -> None:
     assert compare(long_call, np.asarray(answer(ONLINE[1], other)["logits"]), "float32").is_wrong
 
 
-def one_by_one(numbers: np.ndarray) -> np.float32:
-    total = np.float32(0)
-    for number in numbers:
-        total += number
-    return total
-
-
 def test_sums_in_sequence_are_those_of_a_loop() -> None:
     scores = np.log(np.full(3000, 0.1, np.float32))
     scores[-1] = 0  # the largest score
     exponentials = np.exp(scores)
-    total = one_by_one(exponentials)
+    total = functools.reduce(operator.add, exponentials)
     assert total != exponentials.sum()
     assert softmax_in_sequence(scores)[-1] == 1 / total
     assert product_in_sequence(np.ones((1, 3000), np.float32), exponentials[:, None]).item() == total
@@ -84,16 +75,12 @@ def probe(request: pytest.FixtureRequest) -> Probe:
     return Probe("recurrent", "mixed", "", config, parameters, mixed_inputs(config, 3, length, length))
 
 
-def logits(probe: Probe, rule: Any) -> np.ndarray:
+def largest_share(probe: Probe, rule: Any) -> float:
+    """Divide the error by the budgets of two oracles, and return the larger quotient."""
+    oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     inputs: dict[str, Any] = dict(probe.inputs)
     with mock.patch(RULE, rule):
-        return np.asarray(transformer(probe.config, probe.parameters, **inputs))
-
-
-def largest_share(probe: Probe, rule: Any) -> float:
-    """Return the largest ratio of error to budget, for a budget measured at many points and one for a single call."""
-    oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
-    found = logits(probe, rule)
+        found = np.asarray(transformer(probe.config, probe.parameters, **inputs))
     return max(gap(found, each.expected["logits"]) / each.budget("logits", "float32") for each in oracles)
 
 

@@ -1,7 +1,3 @@
-"""Test that bundles round-trip, that a JavaScript port reads them, and that an invalid file's error is one sentence."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,3 @@
-"""Test that a bundle's answers from any language are judged like answers of a Python port, for each capability."""
-
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -90,7 +86,7 @@ def answer(folder: Path) -> Tensors:
 
 
 def each_alone(forward: Any, tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return the logits of each document of each row."""
+    """Return the logits of packed documents, computed by one forward pass for each document."""
     return np.stack(
         [
             np.concatenate([forward.logits(tokens=row[None, of == number])[0] for number in range(of.max() + 1)])
@@ -250,7 +246,7 @@ def with_a_wrong_loss(bundle: Bundle, tensors: Tensors) -> Tensors:
 
 
 def with_a_wrong_cache(bundle: Bundle, tensors: Tensors) -> Tensors:
-    """Return a port's steps in which positions restart at 0."""
+    """Replace the steps by the steps of a port whose positions start at 0 again."""
     probe, said = bundle.probes["mixed"], dict(tensors)
     sizes: dict[str, list[int]] = {}
     for name, shape in bundle.asked.items():

@@ -1,7 +1,3 @@
-"""Test bundles that name a checkpoint; a port on another machine is judged only by the file that it wrote."""
-
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -51,7 +47,7 @@ def answered(
     config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
     parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> Answers:
-    """Return the NumPy column's taps, as a port on another machine writes them; other arguments make the port wrong."""
+    """Return the NumPy column's taps as a port on another machine writes them; `config` and `parameters` plant bugs."""
     imported = import_checkpoint(checkpoint)
     given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()
@@ -113,11 +109,7 @@ def test_layers_are_named_in_ranges_and_none_is_left_out() -> None:
         "decoder.layers.5.a",
         "logits",
     ]
-    assert list(in_ranges(names)) == [
-        "decoder.layers.0 to 2, 4: a, b.c",
-        "decoder.layers.5: a",
-        "logits",
-    ]
+    assert list(in_ranges(names)) == ["decoder.layers.0 to 2, 4: a, b.c", "decoder.layers.5: a", "logits"]
 
 
 def test_taps_without_logits_are_judged_and_do_not_agree(written: Path, tmp_path: Path) -> None:

@@ -1,7 +1,3 @@
-"""Test malicious bundles and answers: each results in an error of one sentence or in a correct verdict."""
-
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -27,7 +23,6 @@ from transparity_conformance.exchange.writing import export_bundle
 MEGABYTES = 300
 """The largest permitted growth of memory."""
 
-Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
 Row = tuple[Change, str]
 """A change to a folder, and a part of the error message that the change must cause."""
@@ -57,7 +52,7 @@ def sectioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sentence(call: Callable[[], object]) -> str:
-    """Return the error of a call, which must be one sentence, or an empty string."""
+    """Return the message of a call's error, which must be one sentence; without an error, return an empty string."""
     try:
         call()
     except TransparityError as error:
@@ -145,11 +140,6 @@ def flipped(name: str) -> Change:
     return change
 
 
-def pipe(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
-
-
 NONE = [b"[" * 200_000, b'{"a":' * 200_000, b"9" * 10_000, b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 1}', b"null", b"{}"]
 OFF, TYPE = "differs from the reference", "is not valid at "
 PROBE = {"for": "", "inputs": {"source": [8, 1], "target": [8, 1]}, "taps": {}}
@@ -158,7 +148,7 @@ FILES: dict[str, Row] = {
     **{f"no {name}": (file(name, None), "There is no file") for name in (MANIFEST, *manifests.FILES)},
     **{f"a bit of {name}": (flipped(name), "was changed") for name in manifests.FILES},
     **{f"{name} is {text[:20]!r}": (file(name, text), "") for text in NONE for name in (MANIFEST, "config.json")},
-    "a pipe": (pipe, "is not a file"),
+    "a pipe": (both(file("config.json", None), lambda folder: os.mkfifo(folder / "config.json")), "is not a file"),
     "several": (lambda folder: sign(folder, {"format": 4, "bundles": {"a": "b"}, "sha256": {}}), "has several bundles"),
     "expected": (one("expected", "one/logits", lambda x: x * (1 + 1e-9)), f"{OFF}: one/logits has the error"),
     "expected NaN": (one("expected", "one/logits", lambda x: x * np.nan), f"{OFF}: one/logits has the error nan"),

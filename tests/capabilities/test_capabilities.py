@@ -1,7 +1,3 @@
-"""Test that the command line and the pages list every row of the table of capabilities."""
-
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Test wrong answers of capabilities: an unknown fault has no name, a number is fitted, and a wrong form diverges. The
 pool `independent` measures how often the checker names known faults."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +61,7 @@ def with_loss(loss: Simulate) -> Build:
 
 
 def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
-    """Return a port that samples with `simulate`, and with `greedy_too` also decodes greedily with it."""
+    """Return a port that samples with `simulate`; with `greedy_too`, its greedy decoding uses `simulate` too."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def given(
@@ -115,7 +113,7 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
 
 
 def acts(fault: SimulatedFault, way: Way, request: Any) -> bool:
-    """Return whether a port with the fault answers a request differently."""
+    """Return whether the fault changes the answer to a request."""
     if way in BEAMS.ways:
         found, expected = simulated_beams(fault.simulate, request), simulated_beams(beam_search, request)
         return not all(map(np.array_equal, found, expected))

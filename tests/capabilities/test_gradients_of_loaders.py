@@ -1,7 +1,3 @@
-"""Test gradients of a model from `load(folder)`, whose parameters are matched by name or by value."""
-
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +89,6 @@ def test_numbers_are_found_as_rows_and_columns() -> None:
 
 
 class Port(nnx.Module):
-    """A model with one argument."""
-
     def __init__(self, inner: Transformer) -> None:
         self.inner = inner
 
@@ -103,8 +97,6 @@ class Port(nnx.Module):
 
 
 class Routing(Port):
-    """A model with the argument of `transformers` for the logits of routers."""
-
     def __call__(self, tokens: Any, output_router_logits: bool = False) -> Any:
         return self.inner(tokens=tokens)
 

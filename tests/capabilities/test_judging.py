@@ -1,7 +1,3 @@
-"""Test that tokens and scores are judged up to rounding: ties, worse beams, and arguments that a port lacks."""
-
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -124,7 +120,7 @@ def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -
 
 
 def twinned(request: Request, token: int, twin: int, by: float) -> Request:
-    """Change the weights so that the logit of `twin` always equals the logit of `token` plus `by`."""
+    """Change the head's weights so that the logit of `twin` always equals the logit of `token` plus `by`."""
     weight, bias = (request.parameters[f"head.{part}"].astype(np.float64) for part in ("weight", "bias"))
     weight[twin], bias[twin] = weight[token], bias[token] + by
     return dataclasses.replace(request, parameters=request.parameters | {"head.weight": weight, "head.bias": bias})

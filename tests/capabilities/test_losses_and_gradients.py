@@ -1,7 +1,3 @@
-"""Test losses and gradients for correct and wrong logits; the report names the parameter of a wrong gradient."""
-
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +35,7 @@ def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
 
 
 def in_parts(means: str) -> Callable[..., Any]:
-    """Return a port that sums the gradients of `micro_batches` parts of a batch, wrongly unless `means` is empty."""
+    """Return a port that sums losses and gradients over micro-batches; `means` names its mistake, or is empty."""
 
     def build(config: TransformerConfig, parameters: Gradients) -> Offering:
         forward = pytorch_build(config, parameters)
@@ -104,7 +100,7 @@ def test_options_are_not_compared_if_the_gradients_without_them_are_wrong() -> N
 
 
 def with_dropout(wrong: str) -> Callable[..., Any]:
-    """Return a port that draws dropout masks from a seed, wrongly unless `wrong` is empty."""
+    """Return a port that draws dropout masks from a seed; `wrong` names its mistake, or is empty."""
 
     def build(config: TransformerConfig, parameters: Gradients) -> Offering:
         forward, calls = pytorch_build(config, parameters), iter(range(100))
@@ -178,7 +174,7 @@ MIXTURE = example_config("mixtral")
 
 
 def with_router_loss(rule: Callable[[list[torch.Tensor], int], torch.Tensor]) -> Callable[..., Any]:
-    """Return a port that adds an auxiliary loss of its routers."""
+    """Return a port that adds the auxiliary loss that `rule` computes from the routers' logits."""
 
     def build(config: TransformerConfig, parameters: Gradients) -> Offering:
         forward = pytorch_build(config, parameters)

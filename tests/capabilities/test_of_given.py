@@ -1,7 +1,3 @@
-"""Test that generation, beams, gradients and steps use the given parameters, such as a checkpoint's."""
-
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -44,10 +40,6 @@ def checked(backend: Any = numpy_build, parameters: Arrays = PARAMETERS, **offer
         return offering(backend(config, parameters), **offered)
 
     return check(build, config=CONFIG, parameters=parameters, budget=0)
-
-
-def claims(report: Report) -> dict[str, str]:
-    return {claim.id: claim.verdict for claim in report.claims}
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.01])

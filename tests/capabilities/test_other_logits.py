@@ -1,7 +1,3 @@
-"""Test that packed documents and LoRA adapters are compared: right ports agree, and common faults are named."""
-
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

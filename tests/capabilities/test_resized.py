@@ -1,14 +1,12 @@
-"""Test that images of other sizes are compared: right ports agree, and other interpolations are named."""
-
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import interpolate
 
 from meta.pool.port import Offering
 from transparity.config import TransformerConfig
@@ -28,17 +26,8 @@ def bicubic(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", align_corners=False)
 
 
-def bilinear(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    return torch.nn.functional.interpolate(patches, size=size, mode="bilinear")
-
-
-def between_corners(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", align_corners=True)
-
-
 def smaller_without_aliasing(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    is_smaller = size[0] < patches.shape[2]
-    return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", antialias=is_smaller)
+    return interpolate(patches, size=size, mode="bicubic", antialias=size[0] < patches.shape[2])
 
 
 def smaller_cut(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
@@ -47,7 +36,7 @@ def smaller_cut(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def interpolating(interpolated: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """Return a port that interpolates its positions with PyTorch."""
+    """Return a port that interpolates its table of positions with `interpolated`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Offering:
         def resized(pixels: np.ndarray) -> np.ndarray:
@@ -65,16 +54,11 @@ def interpolating(interpolated: Callable[..., torch.Tensor]) -> Callable[..., An
     return build
 
 
-def forward_pass(name: str, **change: Any) -> ForwardPass:
+def compared(build: Callable[..., Any], name: str = "vit", **change: Any) -> CapabilityResult:
     config = dataclasses.replace(example_config(name), **change)
     probe = Probe("config", "mixed", "", config, probe_parameters(config), {"pixels": pixel_inputs(config, 2, 0)})
-    return ForwardPass({"mixed": probe}, {}, "float32")
-
-
-def compared(build: Callable[..., Any], name: str = "vit", **change: Any) -> CapabilityResult:
-    forward = forward_pass(name, **change)
-    ((_, probe),) = forward.probes.items()
-    return compare_capability(RESIZED, BuiltPort(build, build(probe.config, probe.parameters)), forward)
+    port = BuiltPort(build, build(config, probe.parameters))
+    return compare_capability(RESIZED, port, ForwardPass({"mixed": probe}, {}, "float32"))
 
 
 @pytest.mark.parametrize(("name", "offset"), [("vit", 0), ("clip_vision_model", 0), ("vit", 2)])
@@ -93,8 +77,11 @@ def test_positions_that_are_not_learned_are_not_interpolated(positions: str) -> 
 @pytest.mark.parametrize(
     ("interpolated", "says"),
     [
-        (bilinear, "positions are interpolated bilinearly"),
-        (between_corners, "positions are interpolated bicubically between the centers"),
+        (partial(interpolate, mode="bilinear"), "positions are interpolated bilinearly"),
+        (
+            partial(interpolate, mode="bicubic", align_corners=True),
+            "positions are interpolated bicubically between the centers",
+        ),
         (lambda patches, size: bicubic(patches, size[::-1]), "height and width are swapped"),
     ],
 )

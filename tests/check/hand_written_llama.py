@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Loaders of a Llama in plain PyTorch: some are wrong, and answers have several forms."""
+"""Loaders of a Llama in plain PyTorch: some are wrong, and some models return a tuple or an object."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,3 @@
-"""Test `assert_conforms`, which checks a port in one line and fails with the checker's report."""
-
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gc

@@ -1,7 +1,3 @@
-"""Test the views of a check in a terminal and as a page: the verdict, then what is wrong, where, and why."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

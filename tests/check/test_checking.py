@@ -1,7 +1,3 @@
-"""Test that reports name undeclared rounding, wrong sizes and wrong lines; a quick check runs only the forward pass."""
-
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -59,7 +55,7 @@ def causes(report: Report) -> list[str]:
 
 @pytest.mark.long
 def test_a_tap_that_the_port_shows_is_compared_and_contradicts_a_cause() -> None:
-    """Use a port that returns twice the attention output that it uses. The wrong scale explains only its logits."""
+    """The port returns a tap with twice the value that it uses. A wrong scale explains the logits, but not this tap."""
     report = check(Showing, config=GPT2)
     assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
     (scores,) = report.faults
@@ -86,7 +82,7 @@ def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
 
 
 class PadsKeysFromSixtyFive(Gpt2):
-    """A GPT-2 that adds a visible key of zeros in long texts, which has the effect of a sink. The port has no sinks."""
+    """A GPT-2 that adds a visible key of zeros to long texts. This key acts like a sink, but the model has no sinks."""
 
     def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (

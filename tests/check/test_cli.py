@@ -1,7 +1,3 @@
-"""The command line: output, messages and exit codes."""
-
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -42,14 +38,10 @@ def ports(tmp_path: Path) -> Path:
     return path
 
 
-def plain(text: str) -> str:
-    return " ".join(text.split())
-
-
 def test_presets_lists_departures_from_the_paper() -> None:
     result = invoke("presets")
     assert result.exit_code == 0
-    text = plain(result.stdout)
+    text = " ".join(result.stdout.split())
     for name, system in PRESETS.items():
         assert f"{name} (document {system.document})" in text
         assert f'differences from "Attention Is All You Need": {"; ".join(departures(system.config))}' in text

@@ -1,7 +1,3 @@
-"""Test ports in their own process: the exit code is 0 to 3, and Ctrl-C keeps the findings."""
-
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -30,7 +26,7 @@ from transparity_numpy.port import build as numpy_build
 
 
 def checking(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a check from the command line; Ctrl-C interrupts it even as a shell's background job."""
+    """Start a check from the command line; Ctrl-C interrupts the check even in a background job of a shell."""
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-c", restore, sys.executable, "-m", "transparity_conformance", "check", *arguments]
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)

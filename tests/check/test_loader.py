@@ -1,7 +1,3 @@
-"""Test a port with its own loader, which loads a written folder and is called with its own argument names."""
-
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +16,6 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.report.report import Report
 from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import framework_of, taps_in
@@ -31,10 +26,6 @@ FILE = Path(__file__).parent / "hand_written_llama.py"
 
 def of(name: str) -> Callable[..., Any]:
     return load_port(f"{FILE}:{name}")
-
-
-def causes(report: Report) -> set[str]:
-    return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
 @pytest.mark.parametrize("name", ["load", "load_a_tuple", "load_an_object", "load_in_training"])
@@ -48,7 +39,7 @@ def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None
 def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
     report = check(of(name), family="llama", audit=False)
     assert {claim.id: claim.verdict for claim in report.claims}["step"] == report.verdict == verdict
-    assert causes(report) <= {"cache-mask"}
+    assert {cause.mistake for fault in report.faults for cause in fault.causes} <= {"cache-mask"}
 
 
 def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: Path) -> None:

@@ -1,7 +1,3 @@
-"""Test programs that crash, hang or write garbage: the error is one sentence, or the output is judged."""
-
-from __future__ import annotations
-
 import shlex
 import sys
 import time
@@ -10,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import refused
-from tests.looping import for_each
 
 from transparity.presets import preset
 from transparity_conformance.checking.command import check_command
@@ -78,24 +73,14 @@ UNREADABLE = "cannot be read as a safetensors file"
         ("actual.write_bytes(right[:-8])", f"{UNREADABLE}: .*incomplete metadata"),
         *((f"actual.write_bytes({content})", UNREADABLE) for content in GARBAGE),
         *((f"actual.write_bytes({content})\nsys.exit(3)", f"exit code 3; .*{UNREADABLE}") for content in GARBAGE),
+        ("", r"^The command .* exited normally, but wrote no actual\.safetensors"),
+        ("actual.mkdir()", "is a folder; expected one safetensors file"),
     ],
 )
 def test_an_output_that_is_none_is_refused(checked: Callable[..., Report], script: str, says: str) -> None:
     with pytest.raises(BundleError, match=says) as raised:
         checked(script)
     assert str(raised.value).endswith(".") and "\n" not in str(raised.value)
-
-
-@for_each(
-    ("script", "says"),
-    [
-        ("", r"^The command .* exited normally, but wrote no actual\.safetensors"),
-        ("actual.mkdir()", "is a folder; expected one safetensors file"),
-    ],
-)
-def test_an_output_that_is_no_file_is_refused(checked: Callable[..., Report], script: str, says: str) -> None:
-    with pytest.raises(BundleError, match=says):
-        checked(script)
 
 
 def test_a_program_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:

@@ -1,7 +1,3 @@
-"""Test that sizes of calls follow from the configuration, and that reports name the sizes up to which a port agrees."""
-
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -16,11 +12,7 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
-from transparity_conformance.oracle.reach.features import (
-    changes,
-    exercised,
-    is_active,
-)
+from transparity_conformance.oracle.reach.features import changes, exercised, is_active
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_numpy.port import build as numpy_build

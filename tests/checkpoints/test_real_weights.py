@@ -1,7 +1,3 @@
-"""Test published weights: every backend gives the known answer for known text."""
-
-from __future__ import annotations
-
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +24,7 @@ PROMPT, ANSWER, LENGTH = "The capital of France is", " Paris", 16
 
 
 class Real(NamedTuple):
-    """A published model's configuration, weights and oracle, and an input text."""
+    """A published model: its configuration, weights, input text, and oracle."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -42,7 +38,7 @@ class Real(NamedTuple):
 
 
 def packaged(package: str, suffix: str) -> Path:
-    """Return the only file of an installed package with a suffix, without importing the package."""
+    """Return the only file with this suffix in an installed package, without importing the package."""
     (file,) = (file for file in files(package) or () if file.suffix == suffix)
     return Path(str(file.locate()))
 

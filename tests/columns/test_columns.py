@@ -1,7 +1,3 @@
-"""Test that the three columns have the same files, functions and arguments, and that installed backends are found."""
-
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -77,7 +73,7 @@ def defaults(node: ast.FunctionDef | ast.ClassDef) -> dict[str, str]:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """Return a framework's arguments without `device`, `config`, and the module in the place of `parameters`."""
+    """Return a framework's arguments without `config`, `device`, and the module that replaces NumPy's `parameters`."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]

@@ -1,8 +1,3 @@
-"""Test derivatives by the complex step, f(x + ih) = f(x) + ih f′(x), in one direction, or in many in one pass."""
-
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +5,7 @@ import numpy as np
 import pytest
 from tests.looping import for_each
 
-from transparity import PRESETS, TransformerConfig, preset
+from transparity import PRESETS
 from transparity.taps import Tap
 from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.oracle.cases import CASES
@@ -24,20 +19,7 @@ from transparity_numpy.arithmetic.functional import STEP, derivative
 from transparity_numpy.training.loss import cross_entropy, loss_and_gradients
 from transparity_numpy.transformer import transformer
 
-CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}
-CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
-CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
-
-
 Parameters = Mapping[str, np.ndarray]
-
-
-def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
-    """Return the loss of a batch with padding, so that masks are differentiated, too."""
-    tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
-    inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
-    logits = transformer(config, parameters, **inputs)
-    return cross_entropy(logits, inputs[config.input_names[-1]], config.pad_id)
 
 
 @for_each("case", ["notes-lm", "translation", "bloom"])

@@ -1,7 +1,3 @@
-"""Test the limits of arithmetic in every backend: random numbers near 1, half precision, tiny and huge numbers."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

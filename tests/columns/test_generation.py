@@ -1,7 +1,3 @@
-"""Test the reference's generation against simple code, and its beam search against an exhaustive search."""
-
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -25,10 +21,6 @@ VOCAB, NEW, END, FILLING = 5, 3, 2, 0
 
 def small(**fields: Any) -> TransformerConfig:
     return tiny(**{"max_length": 6, "embed_dim": 8, "num_heads": 2, "feed_forward_dim": 8, "eos_id": END} | fields)
-
-
-def exact_parameters(config: TransformerConfig, seed: int) -> Arrays:
-    return {name: value.astype(np.float64) for name, value in probe_parameters(config, seed).items()}
 
 
 def log_probabilities(config: TransformerConfig, parameters: Arrays, tokens: list[int]) -> np.ndarray:
@@ -69,7 +61,7 @@ def likeliest(
 @pytest.mark.parametrize("seed", range(4))
 def test_enough_beams_find_what_is_likeliest_of_all(seed: int, power: float) -> None:
     config = small()
-    parameters = exact_parameters(config, seed)
+    parameters = {name: value.astype(np.float64) for name, value in probe_parameters(config, seed).items()}
     forward = build(config, parameters)
     prompt = np.array([[1, 3], [4, 4]])
     tokens, scores = forward.beam_search(prompt, NEW, VOCAB**NEW, length_penalty=power)

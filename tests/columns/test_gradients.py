@@ -1,7 +1,3 @@
-"""Test gradients in special cases, where each document applies dropout, and masks that do not fit."""
-
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

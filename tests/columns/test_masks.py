@@ -1,7 +1,3 @@
-"""Test that padding on the left is hidden, and that attention in blocks of queries equals attention at once."""
-
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -131,7 +127,7 @@ def attended(query: Any, key: Any, value: Any, mask: Any, hidden: float, tap: Ta
 
 
 def test_what_is_hidden_by_little_is_not_left_out() -> None:
-    """Use the masked score −1e−20, which one document prints by mistake; masked keys keep their full weight."""
+    """Document 000 prints the masked score −1e−20 by mistake; with this score, masked keys keep a weight."""
     random = np.random.default_rng(1)
     query, key, value = (random.normal(size=(1, HEADS, 4, HEAD_DIM)) for _ in range(3))
     shown = np.tri(4, dtype=bool)[None, None]

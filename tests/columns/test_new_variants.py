@@ -1,7 +1,3 @@
-"""Test that a new mixer, input and rotary scaling are new files with one row per table: nothing else names them."""
-
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -71,7 +67,7 @@ def test_a_wrong_shape_of_a_new_input_is_refused(backend: Backend) -> None:
 
 
 def test_steps_agree_with_the_forward_pass(backend: Backend) -> None:
-    """Step in chunks with a filler, whose value must not enter the state."""
+    """Fill the second row of the first chunk with a token that must not change the state."""
     config = decoder()
     parameters = initialize_parameters(config, 7)
     oracle, forward = forward_oracle(config, parameters, {"tokens": TOKENS}), backend(config, parameters)

@@ -1,7 +1,3 @@
-"""Test that the PyTorch and the JAX column are ordinary modules, which work without other parts of the project."""
-
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,3 @@
-"""Test that the error for an invalid configuration is one sentence: the field, its value, and what is expected."""
-
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, Literal, get_origin

@@ -1,7 +1,3 @@
-"""Test that every backend's error for invalid input is one sentence: the tensor, its value, and what is expected."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -23,7 +19,7 @@ ENCODER = preset("translation").resized(architecture="encoder")
 
 
 class Unreadable:
-    """A value that raises when NumPy converts it, as a tensor with gradients does."""
+    """An object whose conversion to NumPy raises, like a tensor with gradients."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("not today.\nAsk again")

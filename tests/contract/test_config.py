@@ -1,7 +1,3 @@
-"""Test that configurations round-trip through JSON, are immutable, and can be resized for a probe."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

@@ -1,8 +1,6 @@
 """Test that every field is documented, randomly drawn, read by every column, and has a fault. Each failure names the
 file to change. CONTRIBUTING explains the steps."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -1,7 +1,3 @@
-"""Test unreadable files and paths: the error is immediate and one sentence, and nothing is ever unpickled."""
-
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -54,7 +50,7 @@ def refusal_at_once(
     megabytes: float = 50,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Return the error of a call: one sentence, raised within limits of time and memory."""
+    """Return the message of a call's error, which must be one sentence, raised within limits of time and memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = clock()
     with pytest.raises(error) as caught:

@@ -1,7 +1,3 @@
-"""Test that parameter shapes agree with initialization, saved and loaded files, and the frameworks' modules."""
-
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,3 @@
-"""Test that signatures name dimensions consistently, and that forward passes run with every shape checked."""
-
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,3 @@
-"""Test that huge sizes in configurations and files raise an error of one sentence, with the size and the limit."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""Test that foreign text in errors and reports cannot control the terminal, break a line, raise, or fill the screen."""
-
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The reference in float32, with changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

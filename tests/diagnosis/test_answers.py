@@ -1,10 +1,5 @@
-"""Test causes that reproduce the logits: the report names the smallest set, all equivalent causes, and no others."""
-
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -29,7 +24,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Cause, Divergence, Impact, Report
-from transparity_numpy.transformer import transformer
 
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
 
@@ -66,25 +60,11 @@ def results_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Results:
     return {name: compare_segments(probe, actual[name], "float32") for name, probe in probes.items()}
 
 
-def faulty_in(results: Results) -> list[str]:
-    order = next(iter(results.values())).order
-    return [tap for tap in order if any(tap in each.wrong for each in results.values())]
-
-
-def told_by_value(
-    answer: Answer, results: Results, actual: dict[str, Arrays], faulty: list[str]
-) -> tuple[Divergence, ...]:
-    """Return the divergences of a port whose activations were found by value."""
-    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
-    answer.single()
-    return explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
-
-
 @pytest.mark.parametrize("is_explained", [True, False])
 def test_nothing_is_certain_directly_after_an_unexplained_activation(
     probes: dict[str, Probe], is_explained: bool
 ) -> None:
-    """If the value that was found is not the head's input, a cause at the logits may be false."""
+    """The found `decoder.output` may not be the input of the port's head, so a cause at the logits may be false."""
     name, probe = next(iter(probes.items()))
     fault, actual = hypotheses(probe.config, ["logits"])[0], computed({name: probe})
     actual[name]["decoder.output"] = np.sin(actual[name]["decoder.output"])
@@ -100,7 +80,7 @@ def test_nothing_is_certain_directly_after_an_unexplained_activation(
 
 @pytest.mark.parametrize("is_true", [True, False])
 def test_an_unexplained_step_to_the_logits_hides_no_true_cause(probes: dict[str, Probe], is_true: bool) -> None:
-    """The causes must reproduce the value directly before the logits, because no cause reproduces the logits."""
+    """No cause reproduces the logits, so the causes must reproduce the last value before the logits."""
     name, probe = next(iter(probes.items()))
     where, (fault, *_) = "decoder.layers.0.self_attention.scores", everywhere(probe, *WRONG[0])
     actual = computed({name: probe}, *WRONG[: int(is_true)])
@@ -161,10 +141,14 @@ def test_an_unexplained_place_that_changes_no_logit_is_told_only_alone() -> None
 
 
 def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
-    """Return the sentences of the causes for a port with one fault."""
+    """Return the sentences of the causes for a port with one fault, whose activations were found by value."""
     actual = computed(probes, fault)
-    results = results_of(probes, actual)
-    told = told_by_value(answer_of(probes, actual), results, actual, faulty_in(results))
+    results, answer = results_of(probes, actual), answer_of(probes, actual)
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    answer.single()
+    order = next(iter(results.values())).order
+    faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
+    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
     return [cause.says for each in told for cause in each.causes]
 
 
@@ -189,7 +173,7 @@ def test_a_fault_is_not_told_before_a_known_activation_that_is_right(probes: dic
 
 
 def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:
-    """Half of the features of a head are rotated, so both scales are the same number."""
+    """This GPT-NeoX rotates half of a head's features, so rotary_dim equals head_dim − rotary_dim."""
     said = told_of(first_probes("gpt-neox", 2), ("attention-scale", "1/√rotary_dim"))
     assert said and all("1/√rotary_dim" in says and "1/√(head_dim − rotary_dim)" in says for says in said)
 
@@ -212,11 +196,6 @@ def test_what_remains_is_compared_with_rounding() -> None:
 
     report = check(port(change=change), "notes-lm")
     assert named(report) == {"attention-scale"} and "the rest is unexplained" not in sentence(report)
-
-
-def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
-    other = dataclasses.replace(config, norm="rms", positions="rotary", activation="silu")
-    return lambda **tokens: transformer(other, parameters, **tokens)
 
 
 def test_without_time_no_field_is_tried() -> None:

@@ -1,7 +1,3 @@
-"""Test that the catalogue includes every file of faults, and that no two faults have the same name."""
-
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
@@ -135,7 +131,7 @@ def test_the_reference_runs_with_every_fault(case: str) -> None:
 
 
 def raised_with(fault: Hypothesis, probe: Probe) -> BaseException | None:
-    """Return the exception that made a fault impossible, or `Impossible` if the fault is impossible on purpose."""
+    """Return the error of a fault's code, `Impossible` if the code raised this error on purpose, or None."""
     try:
         logits = walk(probe, {}, (fault,))["logits"]
     except Impossible as error:

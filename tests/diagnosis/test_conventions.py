@@ -1,8 +1,5 @@
 """Test that equivalent forms of activations, and any output of a query without visible keys, are no faults. A form is
-equivalent if a linear map turns the reference's value into it, inside a sublayer or at a norm. A wrong value is never
-accepted as such a form, and no right value is reported next to another fault."""
-
-from __future__ import annotations
+equivalent if one linear map turns the reference's activation into the port's, inside a sublayer or at a norm."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Test parts that no preset has: correct ports agree, and mistakes get the right tap and cause. These tests check a
 sample; `nox -s power` checks all mistakes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -32,15 +30,13 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("last-token", ("attention-cap-unwanted", "rotary-layout-the-other"), "logits"),
     ("opt", ("position-offset-counted", "bias-dropped-down", "activation-for-relu"), "logits"),
 ]
-"""Pairs and a triple of faults. Some have a fitted value or an equivalent fault; some are not in the catalogue."""
+"""A model, the faults of its port, and the checker's view of the port. Single faults are not in the catalogue."""
 
 KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 
 
 @pytest.mark.parametrize(
-    "trial",
-    [Trial(KINDS[len(ids)], case, tuple(pool()[id] for id in ids), view) for case, ids, view in PAIRS],
-    ids=str,
+    "trial", [Trial(KINDS[len(ids)], case, tuple(pool()[id] for id in ids), view) for case, ids, view in PAIRS], ids=str
 )
 def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> None:
     answer = trial.run()

@@ -1,7 +1,3 @@
-"""Test that reports match docs/report.schema.json, and count the tokens whose logits and predictions change."""
-
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

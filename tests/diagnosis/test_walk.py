@@ -1,7 +1,3 @@
-"""Test walks from recorded activations: they report neither faults that exclude each other nor near-ties of experts."""
-
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random
@@ -89,7 +85,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
 
 
 def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
-    """Use a pre-norm model, which has no norm after a sublayer."""
+    """The mistake makes the model pre-norm, so the model has no norm after a sublayer."""
     config = dataclasses.replace(preset("pre-norm").resized(), norm_position="sandwich")
     probe = next(iter(probes_of(config, "both").values()))
     pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))
@@ -180,7 +176,7 @@ def test_a_wrong_choice_is_a_fault(tied: bool) -> None:
 
 @pytest.mark.parametrize("case", ["mixtral", "deepseek"])
 def test_rounding_is_measured_with_the_exact_choice(case: str) -> None:
-    """Expect a small budget of bfloat16; if rounding changed the chosen experts, the budget would be much larger."""
+    """The budget of bfloat16 is small; if rounding changed the chosen experts, the budget would be much larger."""
     of = probe(tied=False, case=case)
     assert of.oracle.budget("logits", "bfloat16") < np.abs(of.oracle.expected["logits"]).max() / 2
 

@@ -1,7 +1,5 @@
 """The models of families from cases.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple

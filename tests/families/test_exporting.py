@@ -1,7 +1,3 @@
-"""Test that a folder written for a family contains exactly the same model, and that transformers can read it."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""Test for every family that an imported checkpoint computes the same as transformers."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

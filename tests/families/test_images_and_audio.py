@@ -1,7 +1,3 @@
-"""Test encoders of images and audio: ports in all styles and transformers agree, and invalid inputs are refused."""
-
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Test checkpoints layer by layer: each piece is a folder of the family with the checkpoint's own weights."""
-
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

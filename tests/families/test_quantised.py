@@ -1,7 +1,3 @@
-"""Test that matrices in float8 and experts in MXFP4 are dequantized as in transformers."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

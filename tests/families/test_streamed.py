@@ -1,7 +1,3 @@
-"""Test that a large checkpoint is never loaded into memory; matrices are read while they are multiplied."""
-
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,3 @@
-"""Test that a CLIP folder's towers, and Llama 4's attention, compute the same as inside transformers' whole models."""
-
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +14,7 @@ from tests.helpers import refused
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.families.llama import LLAMA
-from transparity_conformance.checkpoints.importing import (
-    family_called,
-    import_checkpoint,
-    parameters_from,
-)
+from transparity_conformance.checkpoints.importing import family_called, import_checkpoint, parameters_from
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.oracle.cases import CASES

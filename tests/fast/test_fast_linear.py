@@ -1,7 +1,3 @@
-"""Test fast linear layers, whose packed weights change only the order of summation."""
-
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

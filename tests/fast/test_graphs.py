@@ -1,7 +1,3 @@
-"""Test recorded runs: a replay computes the same as the original code, and only repeated shapes are recorded."""
-
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

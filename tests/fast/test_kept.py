@@ -1,7 +1,3 @@
-"""Test that cached results are reused if nothing changed, and computed again otherwise."""
-
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -249,7 +245,7 @@ def build(config, parameters):
 
 
 def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect JAX to know the flags, and the user's own flags to replace them."""
+    """JAX must know every flag that skips passes, and the user's `XLA_FLAGS` must replace these flags."""
     pytest.importorskip("jax")
     (tmp_path / "says.py").write_text(SAYS)
 

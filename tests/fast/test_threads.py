@@ -1,7 +1,3 @@
-"""Test that fast paths divide a batch: JAX over the CPU devices that the user requested, NumPy over threads."""
-
-from __future__ import annotations
-
 import pytest
 from tests.helpers import run_python
 

@@ -1,8 +1,6 @@
 # mypy: disable-error-code="no-untyped-call"
 """Small decoders in unusual forms: `fit` must find the configuration, or the reason why no configuration fits."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator

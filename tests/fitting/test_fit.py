@@ -1,7 +1,3 @@
-"""Test that `transparity fit` finds a module's configuration, a check confirms it, and `describe` prints it."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""Test `transparity fit` on many models; each row has the expected configuration or error."""
-
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -49,7 +45,7 @@ def like(config: TransformerConfig, *besides: str) -> dict[str, Any]:
 
 
 def drawn(expected: Mapping[str, Any] | None = None, /, **changes: Any) -> Found:
-    """Return a GPT with changed fields, which `fit` must find."""
+    """Return the row for a GPT with changed fields, which `fit` must find."""
     config = dataclasses.replace(CONFIG, **changes)
     return Found(lambda: module(config), changes if expected is None else expected)
 
@@ -76,7 +72,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_hub(name: str, kind: Any = None, **fields: Any) -> Any:
-    """Return a model of transformers with the configuration of a row, with random weights."""
+    """Return a transformers model with the configuration in a row of hub.toml and with random weights."""
     kind = kind or getattr(hub, HUB[name]["class"])
     return kind(kind.config_class(**plain(HUB[name]["config"]) | fields))
 

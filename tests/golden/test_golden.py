@@ -1,8 +1,6 @@
 """Test golden reports (golden.json): each port's verdict, causes, lines and notes. `python -m tests.golden.test_golden
 [WORD …]` rewrites the reports of ports whose name contains a word. Review the diff."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -196,8 +194,7 @@ SLOW = (
     *("fixed: vocabulary", "fixed: head_dim", "history: after loss", "history: after generate", "history: after train"),
     *("sizes: length 4", "sizes: length 16", "sizes: length 33", "sizes: batch 2", "sizes: batch 3", "sizes: batch 13"),
 )
-"""The beginnings of names of ports that only `nox -s nightly` checks; each has a quicker port of its kind. The right
-port's report lists the lengths and batch sizes of all calls."""
+"""The beginnings of the names of ports that only `nox -s nightly` checks; other ports of the same kind are quicker."""
 
 
 @pytest.mark.parametrize(

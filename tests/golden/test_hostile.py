@@ -1,7 +1,3 @@
-"""Test failing ports, invalid files and wrong arguments: one sentence, exit code 2, and no verdict."""
-
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

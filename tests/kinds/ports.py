@@ -1,7 +1,5 @@
 """Correct ports. The rows of `kinds.toml` replace text in this file to make wrong ports."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

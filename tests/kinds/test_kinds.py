@@ -1,7 +1,3 @@
-"""Test faults that need long calls, many rows, a mask or a certain folder; the unchanged ports agree."""
-
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 from pathlib import Path
@@ -33,7 +29,7 @@ SYSTEMS = {
 }
 
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
-"""One quick row of each port; the other rows are `long`."""
+"""One quick row for each port and system; all other rows have the mark `long`."""
 
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS} | {("Uncropped", "short")})
 

@@ -1,7 +1,5 @@
 """Helpers for tests of recordings: code of lines, and data flow."""
 
-from __future__ import annotations
-
 import linecache
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Test that a port in its own process is recorded like a port in this process, and that recording takes little time."""
-
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

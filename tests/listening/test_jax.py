@@ -1,7 +1,3 @@
-"""Test recordings of JAX ports: every primitive, also inside `jit`, with the line that ran or traced it."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,3 @@
-"""Test recordings of NumPy ports: every expression with its line, and unchanged results."""
-
-from __future__ import annotations
-
 import importlib.util
 import traceback
 from collections.abc import Callable

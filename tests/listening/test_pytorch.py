@@ -1,7 +1,3 @@
-"""Test recordings of PyTorch ports: every operation with the line that ran it."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -175,10 +171,6 @@ def test_operations_beyond_their_number_are_left_out(monkeypatch: pytest.MonkeyP
 def test_an_unknown_framework_is_refused() -> None:
     with refused(TransparityError, "The framework is 'tensorflow'; expected one of"):
         listen(lambda: None, "tensorflow")
-
-
-PADDING = torch.zeros(2, 5, dtype=torch.bool)
-PADDING[1, 3:] = True
 
 
 def test_values_in_float64_are_copies_too() -> None:

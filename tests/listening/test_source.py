@@ -1,7 +1,3 @@
-"""Test that lines of the port are distinguished from lines of frameworks, installed packages and the checker."""
-
-from __future__ import annotations
-
 import functools
 import runpy
 import sysconfig

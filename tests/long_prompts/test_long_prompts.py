@@ -1,7 +1,3 @@
-"""Test long prompts, compared at every position without a queries × keys array, and shortened if they diverge."""
-
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

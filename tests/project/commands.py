@@ -1,7 +1,5 @@
 """Run the commands of the pages, with small files and small numbers in place of the named ones."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

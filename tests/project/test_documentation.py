@@ -1,7 +1,3 @@
-"""Test that every code block of README.md, docs/ and CONTRIBUTING.md runs, and that every shown output is correct."""
-
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -143,17 +139,9 @@ def check_python(arguments: list[str]) -> None:
         assert importlib.util.find_spec(rest[0]), f"there is no module {rest[0]}"
 
 
-def run_torchrun(arguments: list[str]) -> None:
-    run_here([sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments])
-
-
 def check_pytest(arguments: list[str]) -> None:
     paths = [word for word in arguments if "/" in word and not word.startswith("-")]
     assert [path for path in paths if not (ROOT / path.partition("::")[0]).exists()] == []
-
-
-def not_ours(arguments: list[str]) -> None:
-    """Accept all arguments of other programs."""
 
 
 SHELL: dict[str, Callable[[list[str]], None]] = {
@@ -161,10 +149,10 @@ SHELL: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "transparity": run_transparity,
     "pytest": check_pytest,
-    "torchrun": run_torchrun,
+    "torchrun": lambda words: run_here([sys.executable, "-m", "torch.distributed.run", "--standalone", *words]),
     "port": run_program,
     "cc": run_cc,
-    **dict.fromkeys(("cat", "cd", "gh", "git", "lint-imports", "mypy", "pre-commit", "ruff"), not_ours),
+    **dict.fromkeys(("cat", "cd", "gh", "git", "lint-imports", "mypy", "pre-commit", "ruff"), lambda words: None),
 }
 
 
@@ -173,7 +161,7 @@ HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.
 
 
 def run_yaml(text: str) -> None:
-    """Run the hooks of a pre-commit file or the steps of a workflow; check the versions of foreign actions."""
+    """Run the hooks of a pre-commit file or the steps of a workflow; check the versions of third-party actions."""
     page = yaml.safe_load(text)
     for hook in (hook for repository in page.get("repos", ()) for hook in repository["hooks"]):
         run_shell(shlex.join([HOOKS[hook["id"]]["entry"], *hook["args"]]).replace("'", ""))

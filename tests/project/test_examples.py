@@ -1,7 +1,3 @@
-"""Test the examples with small sizes: both frameworks have the same losses, and no held-out word is trained on."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,25 +7,9 @@ pytest.importorskip("matplotlib", reason="the examples' plot needs matplotlib")
 
 from examples import character_loop, character_model
 
-from transparity.config import TransformerConfig
 from transparity_pytorch.transformer import Transformer as Column
 
 SMALL = {"max_length": 16, "embed_dim": 24, "num_heads": 3, "num_decoder_layers": 1}
-
-
-@pytest.fixture
-def text() -> str:
-    return character_model.paragraphs(character_model.TEXT.read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def characters(text: str) -> str:
-    return character_model.characters_of(text)
-
-
-@pytest.fixture
-def small(characters: str) -> TransformerConfig:
-    return character_model.config_for(characters, **SMALL)
 
 
 def test_the_character_model_runs_and_plots(

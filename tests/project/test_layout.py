@@ -1,7 +1,3 @@
-"""Test sizes of folders, files and functions, the modules that an import loads, and the absence of typed tolerances."""
-
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess

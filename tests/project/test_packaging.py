@@ -1,7 +1,3 @@
-"""Test that the wheel contains the five packages with their type markers and templates, and nothing else."""
-
-from __future__ import annotations
-
 import json
 import re
 import subprocess

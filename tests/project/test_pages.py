@@ -1,7 +1,3 @@
-"""Test README.md, docs/ and CONTRIBUTING.md: named files, modules and links exist; generated parts are up to date."""
-
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

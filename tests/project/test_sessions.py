@@ -2,8 +2,6 @@
 own. `python -m tests.project.test_sessions` updates tests/durations.json and tests/deferred.json for moved or removed
 tests."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -88,7 +86,7 @@ def test_what_is_deferred_in_a_precision_is_claimed_in_float32() -> None:
 
 
 def mend() -> None:
-    """Remove deleted tests from both files, and list moved tests under their new file."""
+    """Remove deleted tests from durations.json and deferred.json, and list moved tests under their new file."""
     places: dict[str, list[str]] = {}
     for path in files_of_tests():
         for name in names_of(ROOT / path):

@@ -1,7 +1,3 @@
-"""Test that the textbook files and examples/checks agree with the reference, and that a wrong line in them is found."""
-
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Ports that fail in different ways, only on the last rank."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A loader for ranks that shards the vocabulary of the logits."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""Test that errors name the rank that dies, hangs, raises or disagrees, and that all processes end."""
-
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,3 @@
-"""Test that values of all ranks are joined by declared placements, and compared with one rank and the reference."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,9 +1,8 @@
 """Try the install lines of the pages, each in an empty environment with the examples below it.
 
-`python documented.py WHEEL CLONE [WORD …]` tries all lines, or those that contain a word. It needs no other package.
+`python documented.py WHEEL CLONE [WORD …]` tries all lines, or the lines that contain a word. This script imports only
+the standard library.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -139,7 +138,7 @@ def run_command(line: str, clone: Path) -> int:
 
 
 def is_there(name: str) -> bool:
-    """Return whether a file in a command exists, or is an output, whose name starts with `check.` or `report.`."""
+    """Return whether the file `name` exists, or is an output of a command: `check.…` or `report.…`."""
     return Path(name).exists() or name.startswith(("check.", "report."))
 
 
@@ -156,7 +155,7 @@ def executed(command: str, folder: Path | None = None) -> str:
 
 
 def main(wheel: str, clone: str, *words: str) -> None:
-    """Try every install line, or those that contain a word; equal lines share one environment."""
+    """Try every install line, or the lines that contain a word; equal lines share one environment."""
     places: dict[str, list[tuple[Path, int]]] = {}
     for page, start, asked in lines():
         if not words or any(word in f"{page.name}: {asked}" for word in words):

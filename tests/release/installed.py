@@ -3,8 +3,6 @@
 This file imports nothing from the repository. If a check fails, the program prints a sentence and exits with code 1.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Fixtures: checkpoints from which artifacts are made, and a check of an artifact from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

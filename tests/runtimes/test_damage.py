@@ -1,7 +1,3 @@
-"""Test that damaged GGUF files never agree if their numbers differ by more than quantization."""
-
-from __future__ import annotations
-
 import json
 import os
 import traceback
@@ -60,7 +56,7 @@ def difference(path: Path, original: Path, folder: Path) -> float:
 
 
 def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """Return the verdict of a check without a search for causes; if it agrees, also the difference."""
+    """Return the verdict of a check without a search for causes; if the file agrees, also its difference."""
     try:
         check = GgufCheck(Options(str(path), budget=0.0, logits_only=True, dtype="float32"))
         verdict = check(next(iter(check.systems(import_checkpoint(folder)))), ignore_progress).verdict

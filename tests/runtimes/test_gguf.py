@@ -1,7 +1,3 @@
-"""Test GGUF files against their checkpoint: a mistake of the conversion is named, quantization is no mistake."""
-
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable
@@ -28,7 +24,7 @@ WIDE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Hub:
-    """Return the folder of each family's model in sizes that can be quantized."""
+    """Return a function that maps a family to the folder of its model, in sizes that can be quantized."""
     root = tmp_path_factory.mktemp("wide")
     for family, sizes in WIDE.items():
         exported(family, root / family, **sizes)

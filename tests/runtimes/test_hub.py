@@ -1,7 +1,3 @@
-"""Test that the checker runs a Hugging Face folder with transformers, and compares it with a checkpoint."""
-
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

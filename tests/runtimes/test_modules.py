@@ -1,7 +1,3 @@
-"""Test unchanged modules of Equinox, Keras and MLX: correct modules agree, and planted mistakes are named."""
-
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

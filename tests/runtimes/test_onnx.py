@@ -1,7 +1,3 @@
-"""Test unchanged ONNX files: correct graphs agree, wrong graphs have the right cause, and limitations are listed."""
-
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

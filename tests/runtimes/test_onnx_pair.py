@@ -1,7 +1,3 @@
-"""Test encoder-decoders of transformers as ONNX: T5 in two files, and Whisper in one and in two."""
-
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""Test that one table of placements covers every configuration; parameters that it cannot shard are reported."""
-
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,3 @@
-"""Test that ranks run the same tasks and agree, and that each rank reads only its part of a checkpoint."""
-
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,3 @@
-"""Test that the columns' pages match the source, and that their values are computed by the NumPy column."""
-
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""Test that the gallery and the pages of causes show current runs of the checker and of the reference."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,3 @@
-"""Test that the home page, the notebooks, the reference and the pages of documents are complete and correct."""
-
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -5,8 +5,6 @@
 A text without violations is not necessarily good.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

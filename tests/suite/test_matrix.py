@@ -1,7 +1,3 @@
-"""Test that the agreement matrix shows what was compared, omitted and failed; a backend may lack a harness."""
-
-from __future__ import annotations
-
 import json
 import math
 import re

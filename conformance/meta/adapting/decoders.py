@@ -123,7 +123,7 @@ PACKED: dict[Callable, tuple[str, ...]] = {
     keys_first: ("k", "n", "k"),
     beside_queries: ("n", "kk"),
 }
-"""The outputs of each projection, in order: `n` stands for all query heads, `k` for all key or value heads. Split
+"""By split function: the outputs of each projection, `n` for all query heads, `k` for all key or value heads. Split
 functions that are not listed read one matrix with queries, keys and values."""
 
 

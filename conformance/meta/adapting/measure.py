@@ -4,8 +4,6 @@ Each bug is an edit of a port's source. The adapter of the buggy port is compare
 port. `adapt` must mark every differing line as undetermined.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -69,7 +67,7 @@ class Functional(nn.Module):
 
 
 def port_in(module: Any, name: str) -> Callable[[TransformerConfig], Any]:
-    """Return a port from the module that defines it; a loader receives a folder written here."""
+    """Return the function that makes a port; for a loader, this function writes a Hugging Face folder and loads it."""
 
     def loaded(config: TransformerConfig) -> Any:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,3 @@
-"""Test that the bugs of the catalogue can be written; `tests/adapting` tests a sample of its right ports."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from meta.adapting.measure import BUGS, broken

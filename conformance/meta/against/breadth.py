@@ -1,11 +1,9 @@
-"""The pool `breadth`: how many classes of transformers can be a reference.
+"""The pool `breadth`: how many model classes of the library transformers can be a reference.
 
 Each class is built small from its default configuration, in a process with limited time and memory. The float32 and
 float64 outputs must agree. Then a copy of the class's file is checked against the class. Any verdict except `agrees`
 is a false alarm.
 """
-
-from __future__ import annotations
 
 import argparse
 import copy
@@ -55,7 +53,7 @@ def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[tor
 
 
 def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the result so far after each stage."""
+    """Run the stages of one class; after each stage, yield the last stage and its figures."""
     answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
     model = build(configured(model_type, name), getattr(transformers, name))
@@ -103,7 +101,7 @@ def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) 
 
 
 def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the result so far after each stage, and at last why a class stopped."""
+    """Yield the results of `measured`; if a stage raises, also yield why the class stopped there."""
     answer: dict[str, Any] = {}
     try:
         for answer in measured(model_type, name):
@@ -121,7 +119,7 @@ def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Return the last stage that a class passed, in a process with limited time and memory, and why it stopped."""
+    """Run the stages of a class in a process with limited time and memory; return the last one, and why it ended."""
     fork = multiprocessing.get_context("fork")
     answer, why = alone(fork, SECONDS, staged, model_type, name, memory=BYTES)
     answer = answer or {"stage": "listed", "reason": ""}

@@ -1,6 +1,4 @@
-"""The classes of transformers by kind, and their default configurations."""
-
-from __future__ import annotations
+"""The model classes of the library transformers, by kind of model, and their default configurations."""
 
 import tomllib
 from collections.abc import Iterator

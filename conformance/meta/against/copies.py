@@ -1,7 +1,5 @@
 """Standalone copies of transformers' modeling files, and functions that run a copy and its original."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

@@ -95,7 +95,7 @@ def reached(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) 
 
 
 def mutants(family: Family, n: int, seed: int) -> list[Mutant]:
-    """Return up to `n` mutants, spread over kinds and lines."""
+    """Return up to `n` mutants, spread over kinds of mistakes and over lines."""
     edits = _edits(family, mistakes)
     edits["exchanged"] = list(_exchanged(family))
     return list(itertools.islice(_chosen(family, edits, _shows, seed, "m"), n))
@@ -138,7 +138,7 @@ def _agrees(found: Mapping[str, float] | None) -> bool:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], bool], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield a mutant for each edit that `judge` accepts. Kinds take turns, and lines with few mutants come first."""
+    """Yield a mutant for each edit that `judge` accepts; kinds take turns, and lines with few mutants come first."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):

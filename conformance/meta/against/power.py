@@ -1,10 +1,8 @@
 """The pool `against`: mutants and twins, each checked against its original.
 
-The original is the class of transformers from which the port was copied. Mutants are created for families without
+The original is the transformers class whose file the port copies. Mutants are created for families without
 mutants in `--pool-folder`.
 """
-
-from __future__ import annotations
 
 import argparse
 import ast
@@ -57,7 +55,7 @@ def original(folder: Path) -> Any:
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """Return the first fault's lines in the port and in the original. Both are given as lines of the port's file."""
+    """Return the lines of the first fault in the port's file; a line of the original is mapped to the port's lines."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []
@@ -78,7 +76,8 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that read a statement's names, attribute or keyword argument, or call its function."""
+    """Return the lines that read a name, attribute or argument that lines `first` to `last` set. If these lines return
+    from a function, also return the lines that call this function."""
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]

@@ -5,8 +5,6 @@ expression, which `HOLES` restricts. As a method's name, a capital letter matche
 argument matches the remaining arguments. Every rewritten file is run, so a row may match too much.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import re
@@ -22,20 +20,20 @@ Found = dict[str, Any]
 BLOCK = re.compile(
     r"(mlp|attention|attn|layer|block|(en|de)coder|experts?|moe|ffn|model|module|embed\w*|transform|head)$"
 )
-"""Names of parts whose calls people rarely forget or repeat."""
+"""Matches names of modules that people rarely forget to call and rarely call twice."""
 MOVES = re.compile(
     r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
     r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
-"""Names of functions that people rarely forget; most of these only reshape tensors or convert their dtype."""
+"""Matches names of methods that people rarely forget to call; most only reshape a tensor or convert its dtype."""
 LINEAR = re.compile(r"proj|dense|fc|lin|query|key|value")
 LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
-"""Names of the last projection in a block."""
+"""Matches names of the last projection in a block."""
 ACTIVATION = re.compile(r"(?i)\bact\b|_act|act_fn|gelu|silu|relu|tanh|sigmoid|swish|activation")
 NUMBER = re.compile(r"scal|factor|theta|multiplier|eps")
-"""Names of numbers."""
+"""Matches names of variables that hold a number, not a tensor."""
 OPTION = re.compile(r"mask|past|cache|config|kwargs|ids|use_|output_")
-"""Names of arguments that are not features."""
+"""Matches names of arguments that hold no features."""
 
 
 def key_of(node: ast.AST) -> Key:

@@ -1,7 +1,3 @@
-"""Test rewrites, and that mutants change the output of a model while twins do not."""
-
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

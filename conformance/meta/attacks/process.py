@@ -1,8 +1,6 @@
 """Ports that harm their own process; each is checked from the command line. No port returns right logits, so an exit
 code of 0 is always wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os
@@ -21,7 +19,7 @@ NO_ANSWER = object()
 
 
 class Panic(BaseException):
-    """An exception like a panic in a Rust library. It is not an `Exception`."""
+    """An exception like a panic in a Rust library, which does not derive from `Exception`."""
 
 
 class Lazy:
@@ -106,10 +104,7 @@ def folder_is_gone(zeros: Any) -> None:
 PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "leaves-at-once": ("calls `os._exit`", lambda zeros: os._exit(0)),
     "exits": ("calls sys.exit", lambda zeros: sys.exit(0)),
-    "exit-code-at-the-end": (
-        "overwrites the exit code at exit",
-        lambda zeros: (atexit.register(os._exit, 0), None)[1],
-    ),
+    "exit-code-at-the-end": ("overwrites the exit code at exit", lambda zeros: (atexit.register(os._exit, 0), None)[1]),
     "thread-that-exits": ("exits in a thread after 0.3 s", exits_in_a_thread),
     "segmentation-fault": ("crashes with a segmentation fault", kills(signal.SIGSEGV)),
     "abort": ("aborts like a C++ library", lambda zeros: os.abort()),

@@ -1,7 +1,5 @@
 """The pool `attacks`: wrong ports that try to pass the check."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re
@@ -33,7 +31,7 @@ LIMIT = 120
 """The seconds after which a program counts as hanging."""
 
 SEARCH = 3.0
-"""The seconds for the search for causes. A few suffice, because only the verdict counts."""
+"""The seconds for the search for causes. A few seconds suffice, because only the verdict counts."""
 
 
 def attacked(attack: Bug) -> dict[str, Any]:

@@ -1,7 +1,3 @@
-"""Test that the checker detects every attack except the published exceptions."""
-
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every correct loader must agree. For each fault, the check must diverge, and the
 Many faults are not detected without the audit. With `--twins`, the loaders of transformers are checked too.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import tempfile

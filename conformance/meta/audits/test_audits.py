@@ -1,7 +1,5 @@
 """Audit a sample of the planted faults, and test the pool itself; `nox -s power` audits all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ The pool has the bugs of subjects that load a folder into a PyTorch module. One 
 and the code with the bug. Bugs that are visible only with a cache or in another configuration are left out.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """The bugs of the exam, read from bugs/, and for each bug the same port without the bug (its twin)."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -34,7 +32,7 @@ def _setting(bug: Bug) -> str:
 
 
 def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
-    """Return the bugs, preceded by one unchanged twin for each of their settings."""
+    """Return the bugs, preceded by their twins; bugs with equal settings share one twin."""
     settings: dict[str, Bug] = {}
     counts: dict[str, int] = {}
     for bug in bugs:

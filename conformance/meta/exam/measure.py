@@ -1,7 +1,5 @@
 """The pool `exam`: bugs in other people's code, each in its own process."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import multiprocessing
@@ -27,7 +25,7 @@ IMPORTED = {"transformers": "transformers.modeling_utils"}
 
 
 def context_of(bug: Bug) -> Any:
-    """Return a context that forks with slow modules imported, or a new process if the bug is in a slow module."""
+    """Return a context whose processes fork with slow modules imported, or start anew for a bug in these modules."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")

@@ -5,8 +5,6 @@ docs/exam.json has the published results: the first and the latest judgment of e
 `--answers FILE` first merges answers of `python -m meta.measure --pool exam --json FILE` into docs/exam.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """Rules with which people judge a port by the logits of one text, and the scores of an exam."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Run one bug in this process, and judge the port by common rules, too."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
@@ -80,7 +78,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """Return the rules that a port fails without padding. Pooled outputs count as the last token's logits."""
+    """Return the names of the rules that a port fails on one text without padding."""
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
     answers: dict[int, np.ndarray | None] = {}

@@ -1,7 +1,5 @@
 """Test the rules on artificial logits, and the judgment of answers. `nox -s exam` runs the exam itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Modules with random configurations: a template with other sizes, up to six changed fields, and other tensor names."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import tomllib
@@ -119,8 +117,8 @@ def module(config: TransformerConfig, seed: int = 0) -> Module:
 def drawn(seed: int) -> tuple[str, TransformerConfig]:
     """Draw a template, sizes, and up to `MOST_DEPARTURES` changed fields that have an effect.
 
-    The draw excludes parts that `fit` does not determine. These are layers with different positions, attention without
-    a norm, a transform before the head, some rotary scalings, and experts; Qwen3-Next therefore has dense layers.
+    `fit` does not determine layers with different positions, attention without a norm, a transform before the head,
+    some rotary scalings, or experts. The draw excludes all of these, so Qwen3-Next has dense layers.
     """
     dice = random.Random(seed)
     name = dice.choice(sorted(name for name in templates() if _is_found(template_of(name))))
@@ -139,7 +137,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 
 
 def template_of(name: str) -> TransformerConfig:
-    """Return a template; recurrent templates get dense layers that differ only in their mixers."""
+    """Return a template; the layers of a recurrent template become dense, and differ only in their mixers."""
     template = templates()[name]
     if not template.is_recurrent:
         return template

@@ -6,8 +6,6 @@ without rotary positions. In both cases, the reference must return equal logits 
 value.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Run a sample of `python -m meta.measure --pool fitting`: `fit` finds the configurations of random modules."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The pool `fuzz`: the entry points, and each entry point's share of 20,000 inputs."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Entry points that build or call a model of each of the three backends with wrong arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

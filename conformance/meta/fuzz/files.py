@@ -1,7 +1,5 @@
 """Entry points that read files: configurations, parameters, bundles, outputs of ports, and checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """The outcome of one input: a verdict, an error with a readable message, or a violation such as a crash."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import sys

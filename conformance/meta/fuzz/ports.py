@@ -1,7 +1,5 @@
 """Entry points for ports: Python objects, files, programs, and the command line."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shlex

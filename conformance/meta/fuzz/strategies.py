@@ -1,7 +1,5 @@
 """Hypothesis strategies for unusual values: JSON, bytes, names, and Python objects that misbehave."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

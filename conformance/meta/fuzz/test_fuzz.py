@@ -1,7 +1,5 @@
 """Run a sample of the fuzz campaign for every entry point; `nox -s fuzz` runs all of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

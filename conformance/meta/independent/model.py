@@ -1,7 +1,5 @@
 """The forward pass of the port, as a class with one short method per step; a subclass can replace each step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -384,7 +382,7 @@ class Model:
         return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
 
     def itself(self, keep: Tensor, where: Tensor, rows: int) -> Tensor:
-        """Return a mask of the tokens that are visible to themselves: all except padding."""
+        """Return a mask of the queries that may attend to their own position; padding may not."""
         return keep[:, 0].expand(rows, -1, -1).gather(-1, where.expand(rows, -1)[..., None])
 
     def recur(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:

@@ -1,7 +1,5 @@
 """The port with all capabilities: loss, gradients, cached decoding, generation, beam search and training."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

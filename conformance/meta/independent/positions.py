@@ -1,7 +1,5 @@
 """The positions of the port: sinusoids, rotations, and biases by distance."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

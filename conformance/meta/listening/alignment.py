@@ -5,8 +5,6 @@ The found values are compared with the taps that the same ports can return. At l
 no found value may be wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools
@@ -38,7 +36,7 @@ Build = Callable[..., Callable[..., Arrays]]
 
 
 def aligned(build: Build, probe: Probe) -> dict[str, Any]:
-    """Record a port that returns only logits. Return the number of its taps, of found taps, and the wrong taps."""
+    """Record a port that returns only logits. Return how many taps it has, how many are found, and the wrong taps."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)

@@ -5,8 +5,6 @@ times of an eager and of a recorded pass, and the size of the recorded values re
 may take as long as three eager passes plus 2 s.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The pool `modules`: GPT-2 and Llama in Equinox and Keras, correct or with one mistake."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

@@ -5,8 +5,6 @@ logits, losses, gradients, generated tokens and beams as the original column. Th
 true.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
-"""Mutants: a file of a column with one changed node in its syntax tree. Operators, numbers, comparisons, names and
-arguments change; imports, annotations and assertions do not."""
-
-from __future__ import annotations
+"""Mutants: each mutant is a file of a column with one changed node in its syntax tree. Operators, numbers, comparisons,
+names and arguments change; imports, annotations and assertions do not."""
 
 import ast
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ mutant does not change results. Mutants in `equivalents.toml` do not change resu
 only the quick claims run; other claims may kill the survivors.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

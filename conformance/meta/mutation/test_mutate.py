@@ -1,7 +1,3 @@
-"""Test mutation testing: the mutants, and the entries that are left out because they compute the same."""
-
-from __future__ import annotations
-
 import pytest
 
 from meta.mutation.equivalents import Equivalent, difference_made, equivalents, mutants_of

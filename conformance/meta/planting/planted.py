@@ -1,7 +1,5 @@
 """Plant a fault: load a backend with one changed file, in addition to the unchanged backend."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import shutil
@@ -82,7 +80,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
 
 
 def harness_beside(build: Backend) -> Harness:
-    """Return the harness of `build`'s column; call this within `planted` for a planted column."""
+    """Return the harness of the column of `build`; for a planted column, call this function inside `planted`."""
     column = type(build).__module__.rpartition(".")[0]
     parts: Harness = importlib.import_module(f"{column}.harness")
     return parts

@@ -1,7 +1,3 @@
-"""Test a loader that is wrong only for folders in bfloat16: the checker must name the cause."""
-
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

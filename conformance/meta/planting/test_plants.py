@@ -1,7 +1,3 @@
-"""Test that every claim fails for its planted faults; a check that cannot fail proves nothing."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 

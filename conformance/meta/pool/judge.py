@@ -1,7 +1,5 @@
 """Judge whether the checker detects, locates and names each planted bug, and reports the right line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

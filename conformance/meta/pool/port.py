@@ -1,7 +1,5 @@
 """The independent port with bugs, imported from edited copies of its files."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

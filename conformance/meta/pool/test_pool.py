@@ -1,7 +1,5 @@
 """Test the rows of the pool, and the judgment of answers. `python -m meta.measure` runs the trials."""
 
-from __future__ import annotations
-
 import ast
 import random
 import textwrap
@@ -86,7 +84,7 @@ def test_the_port_without_a_bug_is_right_at_every_tap(case: str) -> None:
     ("case", "bug"), drawn([bug for bug in ROWS if kind_of(bug) in ("fault", "uncatalogued", "odd")], 40), ids=str
 )
 def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
-    """Expect an effect in this configuration, or in another that runs the bug's line."""
+    """Expect an effect in this configuration, or in another configuration that runs the bug's line."""
     others = [name for name in CASES if bug.runs_in(CASES[name])]
     assert any(differ(name, (), (bug,)) for name in [case, *others])
 

@@ -1,7 +1,5 @@
 """The pool `independent`: the independent port with one or several bugs, and correct variants of this port."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random
@@ -34,7 +32,7 @@ DRAFTS, FEWEST, MOST = 60, 3, 6
 """The number of drafts, and the smallest and largest number of bugs in each."""
 
 COMBINED, LENGTHS = 300, (11, 17, 33, 64, 100, 130, 257, 512)
-"""The number of correct ports that combine styles, and their lengths."""
+"""The number of correct ports that combine styles, and the maximum lengths of their models."""
 
 KINDS = ("fault", *SEVERAL, "draft", "uncatalogued", "odd", "capability", "control")
 
@@ -91,7 +89,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return bugs named by the first report, bugs named after fixes, marks of the lines, and false causes."""
+        """Return bugs named by the first report, bugs named after fixes, which lines are right, and false causes."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -104,7 +102,7 @@ class Trial:
         return {"named": [bug.id for bug in named], "fixed": fixed, "lines": lines, "false": false}
 
     def named_after_fixes(self, answer: Answer) -> list[str]:
-        """Return the bugs that are named if, after each run, the first named bug is fixed."""
+        """Check the port again and again, each time with the first named bug fixed; return all named bugs."""
         rest = self.bugs
         while named := [bug for fault in answer["faults"] for bug in bugs_named(rest, fault)]:
             rest = tuple(bug for bug in rest if bug != named[0])

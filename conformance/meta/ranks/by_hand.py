@@ -5,8 +5,6 @@ common mistake. `by_hand.py:tensor`, `:padded`, … are correct; `by_hand.py:ten
 mistakes.toml.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil
@@ -32,7 +30,7 @@ RANK, RANKS = join_group()
 
 COLUMNS, ROWS = ("query", "key", "value", "gate", "up"), ("output", "down")
 TAPS = ("self_attention.output", "feed_forward.output")
-"""The activations that a plan ending in `_taps` returns."""
+"""The activations that a plan returns if its name ends in `_taps`."""
 
 
 class Sharded(Port):
@@ -155,7 +153,7 @@ class TensorParallel(Sharded):
 
 
 class Dropping(TensorParallel):
-    """The same plan with dropout: replicas have the same seed on all ranks, shards a different seed on each."""
+    """`TensorParallel` with dropout: replicas have the same seed on all ranks, shards a different seed on each rank."""
 
     offers: tuple[str, ...] = (*TensorParallel.offers, "with_dropout")
     share = 0.0
@@ -248,7 +246,7 @@ class Offered:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Return the build `PLAN__FAULT`. PLAN ends in `_taps` for activations, and in `_learning` for training."""
+    """Return the build `PLAN__FAULT`. PLAN may end in `_taps`, to return activations, or in `_learning`, to train."""
     plan, _, fault = name.partition("__")
     short = plan.removesuffix("_taps").removesuffix("_learning")
     if short not in PLANS:

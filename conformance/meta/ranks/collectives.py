@@ -1,7 +1,5 @@
 """Collectives with gradients, and the process group of the ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, cast

@@ -3,8 +3,6 @@
 `build` is correct. `build_fused` has a mistake: it shards queries, keys and values as if they were one fused matrix.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from typing import Any

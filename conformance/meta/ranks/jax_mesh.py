@@ -3,8 +3,6 @@
 `build` is correct. In the model of `build_bias`, every rank wrongly adds the whole bias before the sum over ranks.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping

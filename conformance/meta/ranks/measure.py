@@ -1,7 +1,5 @@
 """The pool `ranks`: mistakes of sharding, which the checker must name, and correct ports."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import contextlib

@@ -5,8 +5,6 @@ is the loader of transformers. Without a mistake, every layer is checked, and so
 mistake in layer N, only this layer and the layer before it are checked.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,11 +1,9 @@
 """The pool `sizes`: the cost of the oracle for large checkpoints.
 
 Checkpoints are written into `--folder` and kept there; the largest needs 16 GB. Each size is measured in its own
-process, for 72 and for 8 positions. The figures are processor seconds and peak memory. Both include the import, and
-the logits in float64 and float32.
+process, for 72 and for 8 positions. The figures are processor seconds and peak memory. Both figures include the
+import, and the logits in float64 and float32.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses

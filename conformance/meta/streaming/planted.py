@@ -4,8 +4,6 @@ Each name in `MISTAKES` is a loader, `load(folder)`. The loader recognizes the l
 projection. The environment variable `PLANTED_ROW` names a NumPy file with this row.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

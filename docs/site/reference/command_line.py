@@ -22,7 +22,7 @@ EXIT_CODES = {
     2: "wrong usage or input; or the port could not be built, or crashed",
     3: "`inconclusive`: too little was compared to decide",
 }
-"""The meaning of each exit code. For several models, the worst code is returned, in the order 2, 1, 3, 0."""
+"""The meaning of each exit code. For several models, the command returns the worst code; the order is 2, 1, 3, 0."""
 
 OPTION = re.compile(r"(?<![\w`-])--[a-z][\w-]*")
 
@@ -62,7 +62,7 @@ def _value(option: Any) -> str:
 
 
 def _meaning(parameter: Any) -> str:
-    """Return the help of a parameter, with other options as code, and its default if the help lacks it."""
+    """Return a parameter's help as Markdown, in which options are code; add the default if the help lacks it."""
     text = OPTION.sub(r"`\g<0>`", cell(parameter.help or ""))
     default = getattr(parameter.default, "value", parameter.default)
     is_told = parameter.param_type_name == "argument" or parameter.is_flag or default in (None, []) or "Default" in text

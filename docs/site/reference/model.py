@@ -83,7 +83,7 @@ def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Return a list of the models that have a name, shortened if there are many."""
+    """Return the first four names of models, and the number of further names; `all` if no model is missing."""
     if len(names) == len(systems()):
         return "all"
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""

@@ -57,7 +57,7 @@ def column_pages(shown: Columns) -> dict[str, str]:
 
 
 def plain_pages() -> dict[str, str]:
-    """Return every page by name, as plain Markdown in which the columns of each function follow one another."""
+    """Return every page by name, as plain Markdown that shows the three columns of a function one after another."""
     return {column_page(subject): _plain(subject) for subject in SUBJECTS}
 
 
@@ -99,8 +99,8 @@ def _page(subject: str, shown: Columns) -> str:
 
 
 def _section(subject: str, name: str, shown: Columns) -> str:
-    """Return a section about a definition: heading, docstring, shapes, and rows of statements. Values are open in a
-    page's main function. Functions that the main function does not call are folded."""
+    """Return a section about a definition: heading, docstring, shapes, and rows of statements. Blocks of values are
+    open in a page's main function. Functions that the main function does not call are folded."""
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
     listed = [definition.statements if definition else () for definition in found]
@@ -136,7 +136,7 @@ def _called(subject: str, main: str) -> set[str]:
 
 def _head(subject: str, title: str, definition: Definition | None) -> str:
     if definition is None:
-        return f'<div class="cell">{title} has no such part</div>'
+        return f'<div class="cell">{title} has no such definition</div>'
     path = f"{COLUMNS[title]}/{subject}.py"
     return (
         f'<div class="cell"><b>{title}</b> <a href="{SOURCES}/{path}#L{definition.line}">{definition.label}</a></div>'

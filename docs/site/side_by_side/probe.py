@@ -39,7 +39,7 @@ CALLS = 12
 
 @dataclass(frozen=True)
 class Seen:
-    """The values that a statement assigned or returned when it first ran, by name, with the model and the tap."""
+    """A statement's first run: the assigned or returned values by name, the model, and the recorded tap."""
 
     values: dict[str, Any]
     model: str
@@ -57,7 +57,7 @@ class Agreement:
 
 MAMBA2 = {"feed_forward_dim": 0, "num_heads": 1, "attention_head_dim": None, "num_key_value_heads": None}
 MAMBA2 |= {"recurrent_value_dim": 4}
-"""Sizes of a model with only recurrences."""
+"""Sizes for a model whose layers have a recurrence instead of attention."""
 
 OTHERS = "gemma t5 bloom bert opt llama qwen gpt-neox olmo2 deepseek yarn phi3 llama4 qwen3-next mamba2"
 """The names of further models, each a case of the oracle."""

@@ -1,7 +1,5 @@
 """Made-up variants: a mixer, an input and a rotary scaling, each with the row that describes it."""
 
-from __future__ import annotations
-
 from transparity.config import TransformerConfig
 from transparity.parts.part import Part, joined, linear, tapped
 from transparity.parts.tables import INPUTS, MIXERS, SCALINGS
@@ -41,9 +39,5 @@ FEATURES = Input(
     check=_check_features,
 )
 
-ROWS = (
-    (MIXERS, "mean", MEAN),
-    (INPUTS, "features", FEATURES),
-    (SCALINGS, "root", Scaling()),
-)
+ROWS = ((MIXERS, "mean", MEAN), (INPUTS, "features", FEATURES), (SCALINGS, "root", Scaling()))
 """A table, a key and a value for each variant."""

@@ -1,7 +1,5 @@
 """The made-up variants in JAX."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -52,8 +50,4 @@ def root_frequencies(config: TransformerConfig) -> np.ndarray:
     return frequencies / math.sqrt(config.rotary_factor)
 
 
-ROWS = (
-    (MIXERS, "mean", MeanOfPast),
-    (INPUTS, "features", EmbedFeatures),
-    (SCALINGS, "root", root_frequencies),
-)
+ROWS = ((MIXERS, "mean", MeanOfPast), (INPUTS, "features", EmbedFeatures), (SCALINGS, "root", root_frequencies))

@@ -1,7 +1,5 @@
 """The made-up variants in NumPy."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -40,8 +38,4 @@ def root_frequencies(config: TransformerConfig) -> np.ndarray:
     return plain_frequencies(config) / math.sqrt(config.rotary_factor)
 
 
-ROWS = (
-    (MIXERS, "mean", mean_of_past),
-    (INPUTS, "features", embed_features),
-    (SCALINGS, "root", root_frequencies),
-)
+ROWS = ((MIXERS, "mean", mean_of_past), (INPUTS, "features", embed_features), (SCALINGS, "root", root_frequencies))

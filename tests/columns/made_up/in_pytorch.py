@@ -1,7 +1,5 @@
 """The made-up variants in PyTorch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A DeepSeek-V3 with seven mistakes; a comment marks each wrong line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

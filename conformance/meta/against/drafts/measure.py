@@ -1,10 +1,8 @@
 """The pool `drafts`: hand-written transformers models with several mistakes, which one run must find.
 
 A comment `# mistake: …` marks each wrong line. A mistake counts as found if the checker reports the line, or a line
-that uses its result (`meta.against.power`).
+that uses the result of the wrong line (`meta.against.power`).
 """
-
-from __future__ import annotations
 
 import argparse
 import time

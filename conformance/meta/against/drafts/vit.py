@@ -1,7 +1,5 @@
 """A ViT with six mistakes; a comment marks each wrong line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -10,12 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-ACTIVATIONS = {
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-}
+ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
 
 
 class Settings:

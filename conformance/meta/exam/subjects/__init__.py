@@ -1,7 +1,5 @@
 """Loaders for other people's code: each subject has `load(folder)` or `build(config, parameters)`."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

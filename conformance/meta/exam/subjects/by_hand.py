@@ -1,7 +1,5 @@
 """A hand-written loader that copies a Llama's config.json and tensors into the transformers class."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Curated Transformers: BERT and RoBERTa with padding, Llama with a cache."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

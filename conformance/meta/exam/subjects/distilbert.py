@@ -1,7 +1,5 @@
 """transformers' DistilBERT with our parameters; the checker does not read folders of this family."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """IBM's Foundation Model Stack, with its own loader of Hugging Face folders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Loaders that read Hugging Face folders with transformers: fused or plain attention, or with a cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """labml's annotated implementation of the transformer, with the norm before each sublayer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """LitGPT with the settings of Llama, Qwen2 and Gemma 2."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Penzai (JAX): Llama and Mistral by its converter, which reads a transformers model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

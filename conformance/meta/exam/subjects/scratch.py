@@ -1,7 +1,5 @@
 """The code of "Build a Large Language Model From Scratch": GPT-2 (chapters 4, 5), Llama 3 and Qwen3 with a cache."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """x-transformers: a decoder with RMSNorm, SwiGLU and learned positions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

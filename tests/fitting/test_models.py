@@ -160,6 +160,10 @@ LONG: dict[str, Found] = {
     "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
     "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
+    "an added mask": Found(decoders.AddedMask, {"padding": "attention-mask", "mask_value": -np.inf}),
+    "a matrix of each head": Found(
+        lambda: decoders.with_projection(decoders.EachHead, split=decoders.by_head), {"num_heads": 3, "qkv_bias": True}
+    ),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
     "gated attention to another length": Found(
@@ -180,6 +184,7 @@ LONG: dict[str, Found] = {
         lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}
     ),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
+    "rows among heads": Found(decoders.rows_among_heads, {"norm_position": "post"}),
     "rows second": Found(decoders.RowsSecond, {"norm_position": "post"}),
     "rows second, norms first": Found(lambda: decoders.RowsSecond(norm_first=True), {"norm_position": "pre"}),
     "rows second, GELU": Found(lambda: decoders.RowsSecond(activation="gelu"), {"activation": "gelu"}),

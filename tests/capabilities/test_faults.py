@@ -21,7 +21,14 @@ from transparity_conformance.capabilities.decoding.generation import (
     simulated_tokens,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.faults import CACHE_FAULTS, FAULTS, OPTIMIZER_FAULTS, Edited, SimulatedFault, edited
+from transparity_conformance.capabilities.faults import (
+    CACHE_FAULTS,
+    FAULTS,
+    OPTIMIZER_FAULTS,
+    Edited,
+    SimulatedFault,
+    edited,
+)
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING, training_requests
 from transparity_conformance.capabilities.table import compare_capability

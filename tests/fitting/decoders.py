@@ -243,20 +243,6 @@ class RowsSecond(nn.Module):
         return self.head(self.layers(x, nn.Transformer.generate_square_subsequent_mask(len(x)))).transpose(0, 1)
 
 
-class Weights(nn.MultiheadAttention):
-    """Attention that also returns its weights; none of its values then has an axis for the rows of the batch."""
-
-    def forward(self, *given: Tensor, **options: Any) -> Any:  # type: ignore[override]
-        return super().forward(*given, **options | {"need_weights": True})
-
-
-def rows_among_heads() -> RowsSecond:
-    made = RowsSecond()
-    for layer in made.layers.layers:
-        layer.self_attn.__class__ = Weights
-    return made
-
-
 class LogProbabilities(RowsSecond):
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids).log_softmax(-1)

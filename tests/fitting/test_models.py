@@ -184,7 +184,6 @@ LONG: dict[str, Found] = {
         lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}
     ),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
-    "rows among heads": Found(decoders.rows_among_heads, {"norm_position": "post"}),
     "rows second": Found(decoders.RowsSecond, {"norm_position": "post"}),
     "rows second, norms first": Found(lambda: decoders.RowsSecond(norm_first=True), {"norm_position": "pre"}),
     "rows second, GELU": Found(lambda: decoders.RowsSecond(activation="gelu"), {"activation": "gelu"}),

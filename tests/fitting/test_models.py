@@ -17,6 +17,7 @@ from tests.helpers import table
 from torch import nn
 
 from meta.adapting import arrays, encoders
+from meta.adapting.decoders import by_head
 from meta.adapting.measure import CONFIGS
 from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
@@ -162,7 +163,7 @@ LONG: dict[str, Found] = {
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "an added mask": Found(decoders.AddedMask, {"padding": "attention-mask", "mask_value": -np.inf}),
     "a matrix of each head": Found(
-        lambda: decoders.with_projection(decoders.EachHead, split=decoders.by_head), {"num_heads": 3, "qkv_bias": True}
+        lambda: decoders.with_projection(decoders.EachHead, split=by_head), {"num_heads": 3, "qkv_bias": True}
     ),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),

@@ -19,11 +19,19 @@ from transparity_conformance.capabilities.decoding.generation import (
     simulated_tokens,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.faults import CACHE_FAULTS, FAULTS, Edited, SimulatedFault, edited
+from transparity_conformance.capabilities.faults import (
+    CACHE_FAULTS,
+    FAULTS,
+    OPTIMIZER_FAULTS,
+    Edited,
+    SimulatedFault,
+    edited,
+)
 from transparity_conformance.capabilities.learning.loss import LOSS
-from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.capabilities.learning.training import TRAINING, training_requests
 from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, probes_of, sees_something
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import CapabilityResult
@@ -143,6 +151,17 @@ def test_every_known_fault_of_a_cache_changes_the_logits() -> None:
             logits = fault.simulate(probe.config, probe.exact, probe.inputs, (2, *(1,) * (length - 2)))
             unseen[fault] = bool(gap(logits[where], expected[where]) <= probe.budget("float32"))
     assert [fault.says for fault, is_unseen in unseen.items() if is_unseen] == []
+
+
+def test_every_fault_of_an_optimizer_shows_in_a_model_with_small_gradients() -> None:
+    def shows(fault: SimulatedFault) -> bool:
+        for request in training_requests(CASES["qwen"]).values():
+            right, wrong = request.oracle(), request.oracle(fault).expected
+            if any(gap(wrong[name], each) > right.budget(name, "float32") for name, each in right.expected.items()):
+                return True
+        return False
+
+    assert [fault.says for fault in OPTIMIZER_FAULTS if not shows(fault)] == []
 
 
 UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {

@@ -97,6 +97,15 @@ class TwoMasks(Decoder):
         return super().forward(ids)
 
 
+class AddedMask(TwoMasks):
+    """A decoder that adds −10,000 to masked scores, so that a query without visible keys follows its scores."""
+
+    def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        seen = torch.ones(scores.shape[-2:]).tril() * self.mask[:, None, None]
+        return (scores + (1.0 - seen) * -1e4).softmax(-1) @ v
+
+
 class Every(nn.Embedding):
     """The embeddings of all positions, for texts of any length."""
 
@@ -123,11 +132,22 @@ class OfHead(nn.Linear):
         return super().forward(x.unflatten(-1, (HEADS, -1))).flatten(-2)
 
 
-def with_projection(make: Callable[[], nn.Linear], name: str = "c_attn", **style: Any) -> Decoder:
+def with_projection(make: Callable[[], nn.Module], name: str = "c_attn", **style: Any) -> Decoder:
     model = Decoder(**style)
     for layer in model.transformer.h:
         setattr(layer.attn, name, make())
     return model
+
+
+class EachHead(nn.Module):
+    """Linear maps of all heads in one tensor (heads, in, out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.randn(HEADS, *size) / 5) for size in ((WIDTH, 24), (24,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.mT.flatten(0, 1), self.bias.flatten())
 
 
 def all_of_head() -> Decoder:

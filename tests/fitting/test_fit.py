@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.fitting import decoders as ports
@@ -12,6 +13,8 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.identify.fitting.fit import fit, fit_port
+from transparity_conformance.identify.fitting.values.linears import linears
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("decoders.py")
@@ -97,3 +100,15 @@ def test_the_mode_and_the_weights_of_a_module_behind_a_function_are_put_back() -
     fit(lambda: lambda ids: model(ids)[0])
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_rows_of_a_map_start_with_the_batch_if_its_input_has_them_among_the_heads() -> None:
+    random = np.random.default_rng(0)
+    context, weight = random.normal(size=(5, 2 * 3, 4)), random.normal(size=(7, 12))  # (time, rows · heads, head_dim)
+    rows = context.reshape(5 * 2, 12)
+    values = {"aten.bmm": context, "aten.view": rows, "aten.mm": rows @ weight.T}
+    operations = [
+        Operation(name, value, (index - 1,) * (index > 0), ()) for index, (name, value) in enumerate(values.items())
+    ]
+    (found,) = linears(operations, {"weight": weight}, 2)
+    np.testing.assert_array_equal(found.given, context.reshape(5, 2, 12).swapaxes(0, 1).reshape(10, 12))

@@ -13,6 +13,7 @@ from tests.helpers import table
 from torch import nn
 
 from meta.adapting import arrays, encoders
+from meta.adapting.decoders import by_head
 from meta.adapting.measure import CONFIGS
 from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
@@ -156,6 +157,10 @@ LONG: dict[str, Found] = {
     "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
     "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
+    "an added mask": Found(decoders.AddedMask, {"padding": "attention-mask", "mask_value": -np.inf}),
+    "a matrix of each head": Found(
+        lambda: decoders.with_projection(decoders.EachHead, split=by_head), {"num_heads": 3, "qkv_bias": True}
+    ),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
     "gated attention to another length": Found(

@@ -132,10 +132,10 @@ def _changed(probe: Probe, change: Tap) -> Arrays:
         value = change(name, value)
         if probe.kept is None or name in probe.kept:
             apart = np.abs(value - oracle.expected[name]) > oracle.budget(name, "float64")
-            # a changed value may be equal by chance, so mark all features of a position
-            of_positions = apart if name.endswith((".scores", ".weights")) else apart.any(-1, keepdims=True)
+            # a changed value may be equal by chance, so mark all features of a position, or visible keys of a query
+            together = right_mask(probe, name) if name.endswith("attention.weights") else not name.endswith(".scores")
             if apart.any():
-                found[name] = np.broadcast_to(of_positions, apart.shape)
+                found[name] = apart | (apart.any(-1, keepdims=True) & together)
         return value
 
     tokens: dict[str, Any] = dict(probe.inputs)

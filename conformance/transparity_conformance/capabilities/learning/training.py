@@ -31,7 +31,7 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.faults import OF_RANKS, OPTIMIZER_FAULTS, SimulatedFault, optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.differentiation.derivatives import training_oracle
+from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients, training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.comparison import SHARE, as_numbers, gap
@@ -42,10 +42,11 @@ STEPS, ROWS, TOKENS = 3, 3, 6
 KEPT_CONFIGURATIONS = 16
 """The number of cached configurations. This number exceeds the number of presets."""
 
+CLIPPED, CLIPPED_AT = "sgd with momentum, clipped", 0.5
 # Only the first training clips gradients. `eps` is large, so that a port without `eps` fails. The last step is the
 # first after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
 TRAININGS = {
-    "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
+    CLIPPED: Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=CLIPPED_AT),
     "adamw, warmed up": Training(
         "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=2
     ),
@@ -111,8 +112,19 @@ class TrainingRequest:
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
     """Return one request for each of `TRAININGS`, on a tiny model with this configuration's features."""
     small = tiny(config, ranks)
-    given = (small, probe_parameters(small, 6), batches(small))
-    return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
+    parameters, given = probe_parameters(small, 6), batches(small)
+    trainings = {name: _clipping(small, parameters, given[0], each) for name, each in TRAININGS.items()}
+    requests = [TrainingRequest(name, small, parameters, given, each) for name, each in trainings.items()]
+    return {f"train.{index}": request for index, request in enumerate(requests)}
+
+
+def _clipping(config: TransformerConfig, parameters: Arrays, batch: Arrays, training: Training) -> Training:
+    """Return the training with a `max_norm` below the norm of the first gradients, if it is the training that clips."""
+    exact = {name: value.astype(np.float64) for name, value in parameters.items()}
+    _, gradients = loss_and_gradients(config, exact, training=True, **batch)
+    norm = math.sqrt(sum(float((each * each).sum()) for each in gradients.values()))
+    clips = training is TRAININGS[CLIPPED] and 0 < norm < 2 * CLIPPED_AT
+    return dataclasses.replace(training, max_norm=float(f"{norm / 2:.2g}")) if clips else training
 
 
 ONE_STEP = "sgd, clipped, one step"

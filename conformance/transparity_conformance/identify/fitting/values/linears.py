@@ -51,6 +51,8 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
     heads = {name: value for name, value in values.items() if value.ndim == 3}
     matrices |= {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}  # (in, heads, head_dim)
     matrices |= {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
+    # (heads, in, head_dim)
+    matrices |= {f"{name}[each]": value.swapaxes(1, 2).reshape(-1, value.shape[1]) for name, value in heads.items()}
     vectors = {name: value for name, value in values.items() if value.ndim == 1}
     if heads:
         vectors |= {name: value.reshape(-1) for name, value in values.items() if value.ndim == 2}
@@ -78,7 +80,10 @@ def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
 def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
     for operation in reversed(operations):
         shape = operation.value.shape
-        if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
+        if len(shape) < 3 or operation.value.size != linear.given.size:
+            continue
+        # time first, perhaps with the heads beside the rows of the batch
+        if batch not in shape[:2] and (shape[0] * batch != len(linear.given) or shape[1] % batch):
             continue
         if is_same(operation.value, linear.given):
             if shape[0] == batch:

@@ -60,8 +60,10 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
     if not none.any() or not is_pattern(none):  # weights may also underflow to 0
         return np.zeros_like(none), None
     hidden = values[np.broadcast_to(none[:, None], values.shape)]
-    added = float(np.median(hidden))  # the number of an additive mask; the scores are lost by rounding
-    return none, float(f"{added:.1e}") if np.isfinite(added) else added
+    added = float(np.median(hidden))  # the number of an additive mask
+    is_kept = np.isfinite(added) and np.ptp(hidden.astype(np.float32)) > 0  # otherwise, rounding loses the scores
+    # No number replaces scores that are kept: a query without visible keys weights its keys by their scores.
+    return none, -np.inf if is_kept else float(f"{added:.1e}") if np.isfinite(added) else added
 
 
 def is_pattern(masked: np.ndarray) -> bool:

@@ -17,10 +17,10 @@ def version() -> str:
 
 
 def notes(changelog: str, name: str) -> str:
-    """Return a version's section of CHANGELOG.md without its heading. Raise `ValueError` if it is missing or empty."""
+    """Return a version's section of CHANGELOG.md without its heading. If it is missing or empty, raise `ValueError`."""
     found = re.search(rf"(?ms)^## {re.escape(name)}\b[^\n]*\n(.*?)(?=^## |\Z)", changelog)
     if not found or not found[1].strip():
-        raise ValueError(f"CHANGELOG.md has no section {name!r} with something in it; write one.")
+        raise ValueError(f"The section {name!r} of CHANGELOG.md is missing or empty; write it.")
     return found[1].strip() + "\n"
 
 

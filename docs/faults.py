@@ -39,7 +39,7 @@ COLUMNS = {
 }
 
 FOLDED = 3
-"""The number of variants above which their list is folded."""
+"""The largest number of variants in a list that is not folded."""
 
 INTRODUCTION = """# Faults
 
@@ -158,8 +158,8 @@ def _text_around(file: str, old: str) -> str:
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each cause of loaders, conversions and ranks, with a description of the wrong file, and a diff. If a cause
-    occurs twice, the last diff is used."""
+    """Yield causes of loaders, conversions and ranks, with a description of the file and the diff. If a
+    cause occurs twice, the last diff counts."""
     text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
     sharded = {
         row["id"]: (row["old"].strip("\n"), row["new"].strip("\n")) for row in _rows_of(META / "ranks/mistakes.toml")

@@ -21,7 +21,7 @@ PROBES = ("mixed", "longest", "tiny", "hot", "one")
 """The probes on which a fault is tried, in this order."""
 
 TRIED = 8
-"""The largest number of variants of a fault that are tried until the error is visible."""
+"""The largest number of variants of a fault that `runs` tries until the error is visible."""
 
 LENGTHS = (1, 2, 4, 8, 16)
 """The lengths to which the longest rows are cut."""

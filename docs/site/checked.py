@@ -99,5 +99,5 @@ def _links(path: Path, pages: dict[Path, Page], site: Path, address: str) -> lis
         if not file.exists():
             wrong.append(f"links to {target}, which does not exist")
         elif leads.fragment and file in pages and unquote(leads.fragment) not in pages[file].anchors:
-            wrong.append(f"links to {target}, but the linked page has no such heading")
+            wrong.append(f"links to {target}, but the page has no such heading")
     return wrong

@@ -25,7 +25,7 @@ def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Pa
         name: The name of the text; its file's name starts with it.
         inputs: Everything that `make` reads, except the project's code and the installed libraries.
         make: A function that computes the text.
-        folder: The folder of kept texts. An older text of the same name is removed.
+        folder: The folder of kept texts. `kept` deletes older texts of the same name.
     """
     path = folder / f"{name}-{digest(code_digest(), *inputs)[:20]}"
     if not path.exists():

@@ -19,7 +19,7 @@ CASE, DEPTH, LENGTH = "llama", 2, 8
 
 PAGE = "my-port-disagrees.md"
 PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
-"""The page, and its line that the tables replace."""
+"""The line of the page `PAGE` that the tables replace."""
 
 HEAD = """### Measured rounding errors
 

@@ -94,8 +94,8 @@ def test_the_page_on_noise_has_its_tables() -> None:
     ("html", "wrong"),
     [
         ('<a href="missing/">', "links to missing/, which does not exist"),
-        ('<a href="#nothing">', "links to #nothing, but the linked page has no such heading"),
-        ('<a href="other.html#nothing">', "links to other.html#nothing, but the linked page has no such heading"),
+        ('<a href="#nothing">', "links to #nothing, but the page has no such heading"),
+        ('<a href="other.html#nothing">', "links to other.html#nothing, but the page has no such heading"),
         ('<script src="https://cdn.example.com/x.js">', "from another host"),
         ('<link rel="preconnect" href="https://fonts.example.com">', "from another host"),
         ('<a href="" data-md-component="source">', "from another host"),

@@ -90,7 +90,7 @@ def test_an_omitted_comparison_is_blank_and_listed() -> None:
 
 def test_a_claim_that_breaks_as_printed_is_named() -> None:
     matrix = fold([broken(), broken(2e5), evidence(0.1, broken().claim)])
-    sentence = f"breaks for walkthrough, as document 000 prints it: {NOTE}"
+    sentence = f"a mistake in document 000 breaks the claim for walkthrough: {NOTE}"
     assert matrix.verdict == "agrees"
     assert cell(matrix) == "10 %¹"
     assert printed(matrix).count(f"¹ {sentence}") == 1

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import combinations, product
 
 FRAMEWORK = re.compile(r"\b(?:np|jnp|torch|jax\.nn|jax|nnx|nn|self)\.")
-"""A pattern for `self` and framework names in code, which are ignored when statements are compared."""
+"""A pattern for `self` and framework names in code, which `likeness` ignores."""
 
 Row = tuple[int | None, ...]
 """The number of each column's statement in a row; None if a column has no statement in this row."""

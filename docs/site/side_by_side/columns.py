@@ -136,7 +136,7 @@ def _called(subject: str, main: str) -> set[str]:
 
 def _head(subject: str, title: str, definition: Definition | None) -> str:
     if definition is None:
-        return f'<div class="cell">{title} has no such definition</div>'
+        return f'<div class="cell">{title} has no counterpart</div>'
     path = f"{COLUMNS[title]}/{subject}.py"
     return (
         f'<div class="cell"><b>{title}</b> <a href="{SOURCES}/{path}#L{definition.line}">{definition.label}</a></div>'

@@ -17,7 +17,7 @@ from transparity_conformance import check
 from transparity_conformance.report.check.findings import sentence
 
 PAGE = ROOT / "docs/against.md"
-"""The page whose example is run."""
+"""The page with the example that the home page shows."""
 
 BEFORE = "## One transformer, three frameworks"
 """The heading of README.md before which the comparison is inserted."""

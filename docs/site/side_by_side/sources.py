@@ -72,7 +72,7 @@ class _Reader:
         return []
 
     def class_(self, node: ast.ClassDef) -> list[Definition]:
-        """Return a class's methods, the method in `BODIES` first; return a class that has only fields as a whole."""
+        """Return a class's methods, the method in `BODIES` first. Without methods, return the class with its fields."""
         name, doc = shared_name(node.name), ast.get_docstring(node) or ""
         methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
         body = next((known for known in BODIES if known in methods), None)

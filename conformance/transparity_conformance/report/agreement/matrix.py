@@ -132,11 +132,11 @@ class Footnote:
         preset = PRESETS.get(self.case)
 
         # `document` is a text such as "001, the language model", of which only the number is shown.
-        printed = f"document {preset.document.partition(',')[0]} prints it" if preset else "it is printed"
+        document = f"document {preset.document.partition(',')[0]}" if preset else self.case
         note = f": {self.note}" if self.note else ""
         held = [f"{group.worst.claim} ({group.worst.subject})" for group in self.groups if not group.agrees]
         but = f"; FAILS, because these claims did not break: {', '.join(held)}" if held else ""
-        return f"breaks for {self.case}, as {printed}{note}{but}"
+        return f"a mistake in {document} breaks the claim{f' for {self.case}' * bool(preset)}{note}{but}"
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Agreement:
         worst = max((cell.worst for cell in cells if cell.worst), key=badness, default=None)
         if worst is not None and worst.share != 0:
             place = f"{worst.claim}, {worst.subject}, {worst.case}: {worst.where}"
-            parts.append(f"worst share {format_share(worst.share)} ({place})")
+            parts.append(f"largest error {format_share(worst.share)} of its tolerance ({place})")
         left_out = ((self.skipped, "skipped"), (self.not_compared, "not compared"))
         return parts + [f"{len(items):,} {label}" for items, label in left_out if items]
 

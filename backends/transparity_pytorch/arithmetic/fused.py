@@ -40,7 +40,7 @@ def attention(
     """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
     Without a bias, the kernel is called without the array of a causal or full mask, which is faster. If the kind is
-    `some` or unknown, the array is compared with both masks on a CPU, except during compilation.
+    `some` or unknown, the array is compared with the causal and the full mask on a CPU, except during compilation.
 
     The kernel would return zeros for a query whose keys are all masked. Such a query is set to 0 and its keys are
     unmasked, so that their weights are equal, as in the explicit computation.

@@ -167,7 +167,7 @@ class Backend(Protocol):
 
 
 class Harness(Protocol):
-    """Access to a column's functions and modules by name, for comparisons with the reference. A Python module can be a harness."""
+    """Access to a column's functions and modules by name, for comparisons. A Python module can be a harness."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
         """Return a function of the column, such as `attention.split_heads`, that takes and returns NumPy arrays."""

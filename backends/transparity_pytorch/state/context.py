@@ -18,7 +18,7 @@ compilation."""
 
 
 class Mask(NamedTuple):
-    """A mask and its kind; an unknown kind is None."""
+    """A mask and its kind; None stands for an unknown kind."""
 
     array: MaskArray
     kind: MaskKind | None = None

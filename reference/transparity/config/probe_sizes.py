@@ -114,7 +114,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return the shared expert's width: a multiple of `expert_width` or a share of `embed_dim`, with the ratio of `config`."""
+    """Return the shared expert's width: a multiple of `expert_width` or a share of `embed_dim`, as in `config`."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

@@ -20,7 +20,7 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries
     This requires that no tap function is used, that masked keys have the weight 0, and that scores are not capped.
     Dropout is a tap function, so the kernel is not used in training with dropout.
 
-    With a single query on a GPU, the kernel for masks takes twice as long as the explicit computation. In half
+    With a single query on a GPU, the kernel with a mask takes twice as long as the explicit computation. In half
     precision, the kernel also computes a single query, because the explicit computation rounds the scores.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)

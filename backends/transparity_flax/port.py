@@ -37,12 +37,12 @@ R = TypeVar("R")
 
 
 def x64_for(dtype: str) -> AbstractContextManager[Any]:
-    """Return a context manager that enables float64 in JAX if `dtype` is float64, and otherwise changes nothing."""
+    """Return a context manager that enables float64 in JAX if `dtype` is float64, and otherwise disables float64."""
     return jax.enable_x64(dtype == "float64")
 
 
 def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concatenate[F, P], R]:
-    """Make a method of `FlaxForward` run with float64 enabled if the model's dtype is float64."""
+    """Make a method of `FlaxForward` run with float64 enabled only if the model's dtype is float64."""
 
     @functools.wraps(method)
     def within(self: F, /, *given: P.args, **named: P.kwargs) -> R:

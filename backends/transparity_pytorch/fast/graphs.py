@@ -32,7 +32,7 @@ a replay."""
 
 
 class Replayed:
-    """A `run` on a GPU that records its kernels in the second call with the same shapes, then replays them.
+    """A `run` on a GPU that records its kernels in the second consecutive call with the same shapes, then replays them.
 
     A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
     launched one by one.

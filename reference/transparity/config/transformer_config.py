@@ -404,12 +404,12 @@ class TransformerConfig:
 
     @property
     def mask_is_exact(self) -> bool:
-        """Return whether masked keys weigh exactly 0, unless all keys of a query are masked."""
+        """Return whether masked keys weigh exactly 0 for every query that sees a key."""
         return self.masked_score < EXACT_MASK_BELOW
 
     @property
     def angle_limits(self) -> tuple[int, ...]:
-        """Return the lengths below `max_length` beyond which the rotary angles of some layers change (LongRoPE)."""
+        """Return each `rotary_original_length` below `max_length`; rotary angles are different in longer sequences."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary" and own.rotary_depends_on_length]
         return tuple(own.rotary_original_length for own in kinds if own.rotary_original_length < self.max_length)
 

@@ -21,7 +21,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A document's transformer: the configuration, the document's number, and our decisions on open questions."""
+    """A document's transformer: the configuration, the document's number, and our decisions on the document's gaps."""
 
     config: TransformerConfig
     document: str

@@ -26,7 +26,7 @@ def highest(x: Experts, count: int) -> Experts:
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """Return 1 for experts of the groups whose two best scores have the highest sums, else 0 (DeepSeek-V3)."""
+    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores, else 0 (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)

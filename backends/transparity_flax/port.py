@@ -37,12 +37,12 @@ R = TypeVar("R")
 
 
 def x64_for(dtype: str) -> AbstractContextManager[Any]:
-    """Return a context manager that enables float64 in JAX if `dtype` is float64, and otherwise changes nothing."""
+    """Return a context manager that enables float64 in JAX if `dtype` is float64, and otherwise disables float64."""
     return jax.enable_x64(dtype == "float64")
 
 
 def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concatenate[F, P], R]:
-    """Make a method of `FlaxForward` run with float64 enabled if the model's dtype is float64."""
+    """Make a method of `FlaxForward` run with float64 enabled only if the model's dtype is float64."""
 
     @functools.wraps(method)
     def within(self: F, /, *given: P.args, **named: P.kwargs) -> R:
@@ -133,7 +133,7 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """The structures for gradients, by whether batch norms use the statistics of the batch, as in training."""
+        """The structure for gradients by `training`: if true, batch norms use the statistics of the batch."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)

@@ -26,7 +26,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts of the groups whose two best scores have the highest sums, else 0 (DeepSeek-V3)."""
+    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores, else 0 (DeepSeek-V3)."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)

@@ -11,9 +11,9 @@ from transparity_pytorch.shapes import CausalMask, IsToken, PaddingMask, Positio
 def visible_keys(
     tokens: Source, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None, positions: int | None = None
 ) -> IsToken:
-    """Return a mask: True where `attention_mask` is not 0 or, without it, where the token is not `pad_id`.
+    """Return True where `attention_mask` is not 0 or, without an `attention_mask`, where the token is not `pad_id`.
 
-    For images and audio, `positions` is the number of positions, and none of them is padding.
+    For images and audio, which have no padding, `positions` is the number of positions.
     """
     if attention_mask is not None:
         return attention_mask != 0

@@ -55,7 +55,7 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     expected = config.input_names + config.further_inputs
     if set(given) != set(expected):
         names = listed(sorted(given, key=str)) or "nothing"
-        raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
+        raise InputError(f"forward was given {names}; this {config.architecture} takes {', '.join(expected)}.")
     checked = {name: _checked_input(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
@@ -150,7 +150,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
 
 
 def check_out(config: TransformerConfig, out: Any, inputs: Mapping[str, Any]) -> Any:
-    """Return `out`; raise `InputError` unless it has the shape of the logits for the checked `inputs`."""
+    """Return `out`; raise `InputError` unless `out` has the shape of the logits for the checked `inputs`."""
     expected, given = logits_shape(config, inputs), getattr(out, "shape", None)
     if given is None or tuple(given) != expected:
         raise InputError(f"out is {shown(out) if given is None else f'of shape {tuple(given)}'}; expected {expected}.")
@@ -158,7 +158,7 @@ def check_out(config: TransformerConfig, out: Any, inputs: Mapping[str, Any]) ->
 
 
 def check_batches(config: TransformerConfig, batches: Any) -> list[dict[str, Any]]:
-    """Return the checked batches of a training run; raise `InputError` if one of them is wrong."""
+    """Return the checked batches of a training run; raise `InputError` if a batch is wrong."""
     try:
         given = list(batches)
     except Exception:  # noqa: BLE001 - `__iter__` of any object may raise anything
@@ -167,7 +167,7 @@ def check_batches(config: TransformerConfig, batches: Any) -> list[dict[str, Any
 
 
 def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked inputs and `targets` of one training step; raise `InputError` if one of them is wrong."""
+    """Return the checked inputs and `targets` of one training step; raise `InputError` if any of them is wrong."""
     if not isinstance(batch, Mapping):
         raise InputError(f"A batch is {shown(batch)}; expected a dict of targets and inputs by name.")
     inputs = check_inputs(config, {name: tokens for name, tokens in batch.items() if name != "targets"})
@@ -317,7 +317,7 @@ def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarr
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:
-    """Check `value` as tokens of the input `read_as`, which error messages name `called`, and return it as int64."""
+    """Return `value` as int64 if it is valid for the input `read_as`; error messages use the name `called`."""
     name = called or read_as
     tokens = as_array(name, value, InputError)
     if tokens.ndim != 2:

@@ -21,7 +21,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A document's transformer: the configuration, the document's number, and decisions that the document omits."""
+    """A document's transformer: the configuration, the document's number, and our decisions on the document's gaps."""
 
     config: TransformerConfig
     document: str
@@ -161,7 +161,7 @@ def departures(config: TransformerConfig) -> list[str]:
         "sees_padding": config.architecture == "encoder-decoder" and config.target_mask == "causal",
         "root_embed": f"{config.embed_dim**0.5:.3g}",
         "root_head": f"{config.head_dim**0.5:.3g}",
-        "but_for": f", but for layers of {' and '.join(others)}" if others else "",
+        "but_for": f", except in layers of kind {' and '.join(others)}" if others else "",
     }
 
     def departs(row: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Forward(Protocol):
-    """A model with its weights. Its token inputs are integer arrays (batch, length)."""
+    """A model with its weights. Token inputs are integer arrays (batch, length)."""
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         """Return every activation by name; `transparity.taps.tap_shapes` lists the names and shapes."""
@@ -126,7 +126,7 @@ class Forward(Protocol):
         lengths: Any = None,
         source: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Like `generate`, but return each prompt with the best of `beams` continuations, and the scores (batch,)."""
+        """Return each prompt with the best of `beams` continuations, and the scores (batch,); see `generate`."""
 
     def ready(self, result: Any) -> None:
         """Wait until `result` is computed, because frameworks may return it before the device has finished."""
@@ -167,7 +167,7 @@ class Backend(Protocol):
 
 
 class Harness(Protocol):
-    """Access to a column's functions and modules by name, to compare each one. A Python module can be a harness."""
+    """Access to a column's functions and modules by name, for comparisons. A Python module can be a harness."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
         """Return a function of the column, such as `attention.split_heads`, that takes and returns NumPy arrays."""
@@ -175,7 +175,7 @@ class Harness(Protocol):
     def module(
         self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...
     ) -> Module:
-        """Return a module, such as `layers.EncoderLayer`; the names of `parameters` are relative to it."""
+        """Return a module, such as `layers.EncoderLayer`; the names of `parameters` are relative to the module."""
 
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
         """Call the framework's own `einsum`."""
@@ -216,7 +216,7 @@ class Module(Protocol):
     def __call__(
         self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
-        """Return the part's result, and write its activations into `taps` if given.
+        """Return the result of the part, and write the activations of the part into `taps`, if given.
 
         Args:
             context: fields of the column's `Context`, for parts that need one.

@@ -30,7 +30,7 @@ class Training:
     weight_decay: float = 0.0
     """Decoupled weight decay of `adamw`: each step subtracts weight_decay · learning rate · parameter."""
     max_norm: float | None = None
-    """Largest norm of all gradients together, to which a larger norm is scaled down. None means no clipping."""
+    """Largest norm of all gradients together; larger gradients are scaled down to this norm. None means no clipping."""
     warmup_steps: int | None = None
     """Steps in which the learning rate rises; it then falls with 1/√step (§5.3, eq. 3). None means a constant rate."""
 

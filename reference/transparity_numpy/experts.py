@@ -24,7 +24,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts of the groups whose two best scores have the highest sums, else 0 (DeepSeek-V3)."""
+    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores, else 0 (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)

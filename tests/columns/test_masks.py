@@ -83,7 +83,7 @@ REFUSED: list[tuple[Any, str, dict[str, Any], str]] = [
             (MASK[:, :8], "attention_mask has the shape (2, 8) and dtype int64; expected (2, 9) bool."),
             (MASK * 1.0, "attention_mask has the shape (2, 9) and dtype float64; expected (2, 9) bool."),
             (MASK + 1, "attention_mask[0, 3] is 2; expected 0 to 1."),
-            (None, "forward was given tokens; for this decoder it takes tokens, attention_mask."),
+            (None, "forward was given tokens; this decoder takes tokens, attention_mask."),
         )
     ),
     (

@@ -108,7 +108,7 @@ TOKENS: list[tuple[Any, str]] = [
     ("ab", " has the shape (); expected (batch, length)."),
     (Unreadable(), " is <"),
 ]
-NAMES = "for this encoder-decoder it takes source, target."
+NAMES = "this encoder-decoder takes source, target."
 
 INPUTS: list[tuple[dict[str, Any], str]] = [
     *(

@@ -43,7 +43,7 @@ def attention(
 ) -> Float[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale + bias) · value, in blocks of queries if the mask hides later keys.
 
-    If the kind of the mask is neither `causal` nor `full`, the compiled program checks whether it hides later keys.
+    If the kind of the mask is `some` or unknown, the compiled program checks whether the mask hides all later keys.
     """
     shown, kind = mask
     length = shown.shape[2]

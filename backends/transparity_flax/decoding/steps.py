@@ -91,7 +91,7 @@ def step(
 
 
 def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None if not `config.prefixes_agree` or if `longest` exceeds `max_length`."""
+    """Return a cache for `tokens`, or None if `config.prefixes_agree` is false or `longest` exceeds `max_length`."""
     config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
         return None
@@ -101,7 +101,7 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
 def next_logits(
     split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
 ) -> NextLogits:
-    """Return the logits after each row's first `lengths` tokens; the cache lacks at most the last `new` tokens.
+    """Return the logits after each row's first `lengths` tokens, of which at most the last `new` are not in the cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

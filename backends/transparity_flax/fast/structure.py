@@ -17,7 +17,7 @@ Weights = tuple[jax.Array, ...]
 class ModelStructure:
     """A model without its arrays, as a static argument of jitted functions, hashed and compared by identity.
 
-    Hashing Flax's graph of twelve layers in every call, to look up the program, would take milliseconds.
+    Hashing Flax's graph of a model of twelve layers in every call would take milliseconds.
     """
 
     def __init__(self, graph: nnx.GraphDef[Transformer], tree: jax.tree_util.PyTreeDef) -> None:

@@ -19,7 +19,7 @@ def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vec
 
 
 def tied_logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
-    """x Eᵀ + b, where E is the last stack's table of token embeddings; the bias is the head's own."""
+    """x Eᵀ + b, where E is the last stack's table of token embeddings, and b a parameter of the head."""
     y = x @ model.reader(config.stacks[-1]).token_embedding.embedding[...].T
     return y if model.head.bias is None else y + model.head.bias[...]
 

@@ -1,4 +1,4 @@
-"""Pooling: the choice of one hidden state per row, and the pooler, a linear map of this state."""
+"""Pooling to one state per row, and the pooler: a linear map of this state, followed by an activation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
     "relu": ACTIVATIONS["relu"],
     "gelu": ACTIVATIONS["gelu"],
 }
-"""The activation functions after the linear map of the pooled state."""
+"""The function for each value of `config.pooler` except `none`."""
 
 
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
 ) -> PooledState:
-    """Return one state per row; `config.pooling` names the position.
+    """Return one state per row, chosen or averaged as `config.pooling` says.
 
-    `first` is the first position (Devlin et al. 2019), and `last` the last position that is not padding. `mean`
-    averages all states that are not padding (Reimers and Gurevych 2019, §3). `eos` is the position of the first
-    `eos_id`, and `largest` the position of the largest token id (Radford et al. 2021, §2.4). In a row with only
-    padding, `mean` is 0, and `last` is the first position. In a row without `eos_id`, `eos` is the first position."""
+    `first` is the first state (Devlin et al. 2019), and `last` is the last state that is not padding. `mean` averages
+    all states that are not padding (Reimers and Gurevych 2019, §3). `eos` is the state of the first `eos_id`, and
+    `largest` is the state of the largest token id (Radford et al. 2021, §2.4). In a row with only padding, `mean` is 0,
+    and `last` is the first state. In a row without `eos_id`, `eos` is the first state."""
     if config.pooling == "mean":
         count = jnp.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count

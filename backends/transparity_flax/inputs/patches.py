@@ -20,7 +20,7 @@ def patches(config: TransformerConfig, pixels: Pixels) -> Float[Array, "batch pa
 
 
 class EmbedPatches(nnx.Module):
-    """patch Wᵀ + b, after the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
+    """patch Wᵀ + b for each patch; a class token, if any, precedes the patches (Dosovitskiy et al. 2021, eq. 1)."""
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
         self.config, bias = config, config.patch_bias

@@ -1,4 +1,4 @@
-"""The mixers of positions in a layer, one per file: attention, latent attention and recurrences."""
+"""Mixers, the sublayers that combine positions, one per file: attention, latent attention and recurrences."""
 
 from collections.abc import Callable
 from typing import Any

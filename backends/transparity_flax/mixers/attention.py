@@ -53,8 +53,8 @@ def attention_scores(
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
     """softmax(where(mask, scores, masked_score)) over the keys and the head's sink; the sink's weight is then dropped.
 
-    A `masked_score` below half the dtype's lowest number, such as −inf, is replaced by this half. Masked keys still
-    weigh exactly 0, and a query whose keys are all masked gets equal weights instead of NaN.
+    Half the dtype's lowest number replaces a lower `masked_score`, such as −inf. Masked keys then weigh exactly 0, and
+    a query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = float(jnp.finfo(scores.dtype).min) / 2
     shown = jnp.where(mask, scores, jnp.asarray(max(masked_score, lowest), scores.dtype))

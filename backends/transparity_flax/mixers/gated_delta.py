@@ -77,7 +77,7 @@ class GatedHeadNorm(nnx.Module):
 class GatedDelta(Recurrence):
     """Gated delta network (Yang et al. 2025, §3.4), which starts from the cached state if there is a cache.
 
-    Zeros replace masked padding, so padding only lets the state decay, but convolutions include the zeros.
+    Zeros replace masked padding in `x`. The convolutions still mix earlier tokens into the padding's keys and values.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

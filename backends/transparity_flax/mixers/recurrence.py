@@ -61,7 +61,7 @@ def in_a_row(
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """Return the share of the state that remains from each earlier position, and from the chunk's start."""
+    """Return the shares of each earlier state, and of the state before the chunk, that remain at each position."""
     # Each sum starts at its own position, because differences of sums from the start of the chunk would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]

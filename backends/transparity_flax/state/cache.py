@@ -84,7 +84,7 @@ def _rows(positions: QueryIds) -> Int[Array, "batch 1"]:
 
 
 def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
-    """Return zeros for every array that the mixer of a layer holds."""
+    """Return zeros for every array in the cache of a layer's mixer."""
     mixer, wide = MIXERS[config.mixer], jnp.promote_types(dtype, jnp.float32)
     held = mixer.state(config).items()
     arrays = {name: jnp.zeros(it.sizes(batch, capacity), wide if it.is_wide else dtype) for name, it in held}

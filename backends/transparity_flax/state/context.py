@@ -18,7 +18,7 @@ compilation."""
 
 
 class Mask(NamedTuple):
-    """A mask and its kind, or None if the kind is unknown."""
+    """A mask and its kind; None stands for an unknown kind."""
 
     array: MaskArray
     kind: MaskKind | None = None
@@ -45,6 +45,6 @@ class Context(NamedTuple):
     cache: Cache | None = None  # the cache of the stack, of a layer or of a mixer (see `under`)
 
     def under(self, scope: str) -> Context:
-        """Return the context of the part `scope`: its own cache, and a tap function that prefixes names by `scope`."""
+        """Return the context of the submodule `scope`: its cache, and a tap function that puts `scope` before names."""
         cache = None if self.cache is None else self.cache.get(scope)
         return self._replace(tap=scoped(self.tap, scope), cache=cache)

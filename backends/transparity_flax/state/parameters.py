@@ -37,14 +37,13 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any, de
     """
     left = set(parameters) - {name for _, name, _ in variables(model)}
     if left:
-        raise ParameterError(f"The model has no parameters {', '.join(sorted(left))}")
+        raise ParameterError(f"The model has no parameters {', '.join(sorted(left))}.")
     for path, name, variable in variables(model):
-        own = variable.get_value().shape
-        value = np.asarray(parameters[name])
-        value = value.T if path[-1] == "kernel" else value
+        value, own = np.asarray(parameters[name]), variable.get_value().shape
+        own, placed = (own[::-1], value.T) if path[-1] == "kernel" else (own, value)
         if value.shape != own:
-            raise ParameterError(f"The parameter {name} has the shape {value.shape}; the model needs {own}")
-        variable.set_value(jax.device_put(rounded(value, dtype), device))
+            raise ParameterError(f"Parameter {name!r} has the shape {value.shape}, not {own}.")
+        variable.set_value(jax.device_put(rounded(placed, dtype), device))
 
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:

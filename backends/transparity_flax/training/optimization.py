@@ -56,8 +56,8 @@ def train(
 
 
 def _on_one_device(training: Training, rates: Float[Array, " steps"], parameters: State) -> tuple[optax.OptState, Any]:
-    """Return an optimizer's state and a step function. The state has the device of a step's results, so that JAX
-    compiles the step only once."""
+    """Return an optimizer's state and a step function. The state is committed to a device, like the results of a step,
+    so JAX compiles the step only once."""
     home = jax.tree.leaves(parameters)[0].sharding
     return jax.device_put(_start(training, rates, parameters), home), optimizer_step
 

@@ -12,7 +12,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
-    """Return a tap function for dropout: value · mask / (1 − rate) for names in `masks` (Srivastava et al. 2014)."""
+    """Return a tap function for dropout: x · mask / (1 − rate) for activations in `masks` (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return (value / (1 - rate)).masked_fill(~masks[name], 0) if name in masks else value

@@ -93,7 +93,7 @@ def step(
 
 
 def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None if not `config.prefixes_agree` or if `longest` exceeds `max_length`."""
+    """Return a cache for `tokens`, or None if `config.prefixes_agree` is false or `longest` exceeds `max_length`."""
     config = model.config
     if not config.prefixes_agree or longest > config.max_length:
         return None
@@ -109,7 +109,7 @@ def next_logits(
     new: int,
     step: Step = step,
 ) -> NextLogits:
-    """Return the logits after each row's first `lengths` tokens; the cache lacks at most the last `new` tokens.
+    """Return the logits after each row's first `lengths` tokens, of which at most the last `new` are not in the cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -27,12 +27,12 @@ Run = Callable[[Any, dict[str, Any]], Tensor]
 """A function `run(model, inputs)` that returns the result for inputs by name, some of which are not tensors."""
 
 Prepare = Callable[[Any, dict[str, Any]], tuple[Callable[[], None], Callable[[], Tensor]]]
-"""A function `prepare(model, inputs)` that returns the function to record, and a function that returns the result after
-a replay."""
+"""A function `prepare(model, inputs)` that returns two functions: the first is recorded, and the second returns the
+result after a replay."""
 
 
 class Replayed:
-    """A `run` on a GPU that records its kernels in the second call with the same shapes, then replays them.
+    """A `run` on a GPU that records its kernels in the second consecutive call with the same shapes, then replays them.
 
     A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
     launched one by one.

@@ -27,7 +27,7 @@ def patches(config: TransformerConfig, pixels: Pixels) -> Float[Tensor, "batch p
 
 
 def embed_patches(config: TransformerConfig, module: Any, pixels: Pixels, tap: Tap = identity) -> Hidden:
-    """patch Wᵀ + b, after the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
+    """patch Wᵀ + b for each patch; a class token, if any, precedes the patches (Dosovitskiy et al. 2021, eq. 1)."""
     x = module.patch_projection(patches(config, pixels.to(module.patch_projection.weight.dtype)))
     if not config.class_token:
         return x

@@ -45,7 +45,7 @@ CHUNK = 64
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
-    """Return the share of the state that remains from each earlier position, and from the chunk's start."""
+    """Return the shares of each earlier state, and of the state before the chunk, that remain at each position."""
     # Each sum starts at its own position, because differences of sums from the start of the chunk would lose digits.
     onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
     return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]

@@ -1,1 +1,1 @@
-"""Norms: they differ in the divisor, in the position of eps, and in the axes (if any) whose mean they subtract."""
+"""Layer norms, RMS norms and batch norm."""

@@ -149,7 +149,7 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
 
 
 class ShardedBackend(CheckedShardedBackend[ShardedForward]):
-    """A `transparity.protocol.Backend` over a mesh of data × tensor ranks; it uses GPUs if each rank has its own."""
+    """A `transparity.protocol.Backend` over a mesh of data × tensor ranks, on GPUs if each rank has its own GPU."""
 
     name = "pytorch"
     dtypes = build.dtypes

@@ -95,7 +95,7 @@ def _rows(positions: QueryIds) -> Int[Tensor, "batch 1"]:
 
 
 def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype) -> Cache:
-    """Return zeros for every array that the mixer of a layer holds."""
+    """Return zeros for every array in the cache of a layer's mixer."""
     mixer, wide = MIXERS[config.mixer], torch.promote_types(dtype, torch.float32)
     held = mixer.state(config).items()
     arrays = {name: torch.zeros(it.sizes(batch, capacity), dtype=wide if it.is_wide else dtype) for name, it in held}

@@ -15,7 +15,7 @@ def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
     """Copy `parameters` into `model`, in its dtype and on its device; raise `ParameterError` for an unknown name."""
     left = set(parameters) - set(model.state_dict())
     if left:
-        raise ParameterError(f"The model has no parameters {', '.join(sorted(left))}")
+        raise ParameterError(f"The model has no parameters {', '.join(sorted(left))}.")
     model.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in parameters.items()})
 
 

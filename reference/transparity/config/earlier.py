@@ -25,7 +25,7 @@ VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "windo
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Rename old fields and values.
 
-    If the old and the new name of a field both occur, keep both: a later check rejects the old one.
+    If the old and the new name of a field both occur, keep both: a later check rejects the old name.
     """
     found = {}
     for name, value in fields.items():

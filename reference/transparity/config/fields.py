@@ -1,4 +1,4 @@
-"""Numeric fields of a configuration: their ranges, and the values that random configurations try."""
+"""Numeric fields of a configuration: their ranges, and the values that random configurations and audits try."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def number(default: float | None, range: Range, *tried: float | None, usual: tup
     Args:
         default: The default value of the field.
         range: The valid numbers.
-        tried: The values that random configurations try, the simplest first; if there are none, only `default`.
+        tried: The values that random configurations and audits try, the simplest first.
         usual: The values in published models and ports, the most frequent first.
     """
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})

@@ -61,7 +61,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 def _temperature_sizes(config: Any) -> dict[str, Any]:
     """Return a `query_temperature_length` that the longest probe exceeds.
 
-    If `rotary_original_length` is equal in the full-size model, it is also equal in the small model.
+    If this length equals `rotary_original_length` in `config`, both lengths are also equal in the small model.
     """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
@@ -72,7 +72,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Return small sizes of heads. If several value heads share a key head, two or all do in the small model."""
+    """Return small sizes of heads. A key head serves one, two or all value heads (one, several or all in `config`)."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -94,7 +94,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return a small number of experts. A token uses one expert if it does in the full-size model, else two or all."""
+    """Return small numbers of experts and groups. A token uses one or two experts or, without groups, possibly all."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}
@@ -114,7 +114,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return a shared expert's width, in proportion to an expert's width if it is a multiple, else to `embed_dim`."""
+    """Return the shared expert's width: a multiple of `expert_width` or a share of `embed_dim`, as in `config`."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)
@@ -126,7 +126,7 @@ def most_experts(config: Any) -> int:
 
 
 def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return evenly spaced factors of LongRoPE's lists, one for each angle of a configuration with other `sizes`."""
+    """Return LongRoPE's lists for other `sizes`: evenly spaced factors of `config`, one for each new angle."""
     lists = {name: getattr(config, name) for name in ("rotary_short_factors", "rotary_long_factors")}
     names = ("rotary_dim", "attention_head_dim", "embed_dim", "num_heads")
     rotary_dim, head_dim, embed_dim, heads = own = [sizes.get(name, getattr(config, name)) for name in names]

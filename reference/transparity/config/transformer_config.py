@@ -55,7 +55,7 @@ masked score (document 000 has −1e-20), masked keys keep a weight, and only th
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The configuration of a transformer; each difference between two models is one field, independent of the others.
+    """The configuration of a transformer; any two models differ only in the values of these fields.
 
     An invalid configuration raises `ConfigError`, which names the field, its value and usually a valid value. Fields of
     a stack that the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.
@@ -149,7 +149,7 @@ class TransformerConfig:
     """Position of the norms around a sublayer f. `post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x +
     norm(f(norm(x))) (Gemma 2). `post-branch`: x + norm(f(x)) (OLMo 2)."""
     branches: Branches = "sequential"
-    """`sequential`: the input of the feed-forward is the output of attention. `parallel`: x + attention(norm(x)) +
+    """`sequential`: attention, then the feed-forward, each with its own residual. `parallel`: x + attention(norm(x)) +
     feed_forward(norm(x)), with two different norms (GPT-NeoX). `parallel-one-norm`: like `parallel`, but attention and
     the feed-forward share one norm (GPT-J)."""
     attention_norm: bool = True
@@ -341,7 +341,7 @@ class TransformerConfig:
     shared_embedding: bool = False
     """Whether the decoder uses the encoder's table of token embeddings."""
     head: Literal["logits", "hidden", "pooled", "classes"] = "logits"
-    """Output of the model. `logits`: logits over the vocabulary. `hidden`: the output of the last layer. `pooled`: one
+    """Output of the model. `logits`: logits over the vocabulary. `hidden`: the output of the encoder. `pooled`: one
     state per row. `classes`: logits over classes, a linear map of the pooled state."""
     pooling: Pooling = "first"
     """How a row is pooled to one state. `first`: the state at the first position (BERT). `mean`: the mean of all states
@@ -404,12 +404,12 @@ class TransformerConfig:
 
     @property
     def mask_is_exact(self) -> bool:
-        """Return whether masked keys weigh exactly 0, unless all keys of a query are masked."""
+        """Return whether masked keys weigh exactly 0 for every query that sees a key."""
         return self.masked_score < EXACT_MASK_BELOW
 
     @property
     def angle_limits(self) -> tuple[int, ...]:
-        """Return the lengths below `max_length` beyond which the rotary angles of some layers change (LongRoPE)."""
+        """Return each `rotary_original_length` below `max_length`; rotary angles are different in longer sequences."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary" and own.rotary_depends_on_length]
         return tuple(own.rotary_original_length for own in kinds if own.rotary_original_length < self.max_length)
 

@@ -121,9 +121,9 @@ def _check_pooling(config: Any) -> None:
     if not config.is_pooled or config.pooling not in ("eos", "largest"):
         return
     if not config.token_inputs:
-        raise ConfigError(f"pooling is {config.pooling!r}, but the input has no tokens: use pooling 'first'.")
+        raise ConfigError(f"pooling is {config.pooling!r}, but the input has no tokens; use pooling 'first'.")
     if config.pooling == "eos" and config.eos_id is None:
-        raise ConfigError("pooling is 'eos', but there is no eos_id: set it, or use pooling 'last'.")
+        raise ConfigError("pooling is 'eos', but there is no eos_id; set eos_id, or use pooling 'last'.")
 
 
 def _check_vocabularies(config: Any) -> None:
@@ -226,8 +226,8 @@ def _check_relative(config: Any) -> None:
     enough = config.relative_buckets >= least and config.relative_max_distance > exact
     if config.relative_bias and config.positions not in ("learned", "sinusoidal"):
         raise ConfigError(
-            f"relative_bias is true and positions is {config.positions!r}; expected 'learned' or 'sinusoidal', or "
-            "'relative' without relative_bias."
+            f"relative_bias is true and positions is {config.positions!r}; expected positions 'learned' or "
+            "'sinusoidal', or 'relative' without relative_bias."
         )
     if config.has_relative_bias and not enough:
         raise ConfigError(

@@ -67,7 +67,7 @@ def _why_whole(config: TransformerConfig, role: str) -> str | None:
 
 
 LATENTS = {"query": "query_latent", "key": "key_value_latent"}
-"""The latent vector from which the query or key is projected; this vector's activation comes first."""
+"""The latent vectors from which the query and the key are projected."""
 
 
 def latent(config: TransformerConfig, length: str) -> Part:

@@ -28,8 +28,8 @@ def plan(config: TransformerConfig, ranks: int, *, evenly: bool) -> Plan:
     """Place every parameter of `config` on `ranks` tensor ranks.
 
     A parameter is replicated, with the reason, if a head would be split or a rank would get nothing. With `evenly`, a
-    parameter is also replicated if `ranks` does not divide its axis. Token embeddings and the weight of the head are
-    then sharded by features instead, if `ranks` divides the number of features.
+    parameter is also replicated if `ranks` does not divide the size of its axis. Token embeddings and the weight of the
+    head are then sharded by features instead, if `ranks` divides the number of features.
     """
     return {name: _placed(config, name, shape, ranks, evenly) for name, shape in model(config).parameters.items()}
 

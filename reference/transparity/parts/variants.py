@@ -35,7 +35,7 @@ class Held(NamedTuple):
     is_wide: bool = False
     """Whether the array's dtype is at least float32."""
     cut: tuple[str, int] | None = None
-    """The name of a parameter of the mixer, and the axis along which this array is distributed together with it. None
+    """A parameter of the mixer by name, and the axis along which this array is distributed if the parameter is. None
     means that every rank has the whole array."""
 
     def sizes(self, batch: int, capacity: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Mixer(NamedTuple):
 
 
 class Input(NamedTuple):
-    """An input of a stack; `config.input_kinds[stack]` names the last input for which `is_read` returns True."""
+    """An input of a stack; `config.input_kinds[stack]` names the last row of `INPUTS` whose `is_read` returns True."""
 
     part: Callable[[TransformerConfig, str, str], Part]
     is_read: Callable[[TransformerConfig, str], bool]

@@ -13,7 +13,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap function for dropout: value · mask / (1 − rate) for names in `masks` (Srivastava et al. 2014)."""
+    """Return a tap function for dropout: x · mask / (1 − rate) for activations in `masks` (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         if name not in masks:

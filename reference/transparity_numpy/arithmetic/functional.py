@@ -1,7 +1,7 @@
 """Functions that PyTorch and JAX provide and NumPy lacks, such as softmax, and derivatives by the complex step.
 
-Every function preserves the dtype of its input. Inputs may be complex, because the complex step computes derivatives
-from complex inputs. No function therefore takes an absolute value or compares complex numbers.
+Activation functions and softmax preserve the dtype of their input. Inputs may be complex, because the complex step
+computes derivatives from complex inputs. No function therefore takes an absolute value or compares complex numbers.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries; a block skips the keys after its last visible key.
+    """softmax(softcap(query · keyᵀ · scale) + bias) · value, in blocks of queries.
 
     Dividing the weighted sum of the values by the sum of the weights needs fewer divisions than dividing each weight.
-    If all keys of a query are masked, their weights are equal, so the query's block uses every key.
+    A block skips the keys after its last visible key, unless a query of the block sees no key and so weighs all.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

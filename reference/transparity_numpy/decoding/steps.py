@@ -103,7 +103,7 @@ def step(
 def cache_for(
     config: TransformerConfig, parameters: Parameters, tokens: GeneratedIds, longest: int, source: SourceIds | None
 ) -> Cache | None:
-    """Return a cache for `tokens`, or None if not `config.prefixes_agree` or if `longest` exceeds `max_length`."""
+    """Return a cache for `tokens`, or None if `config.prefixes_agree` is false or `longest` exceeds `max_length`."""
     if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)
@@ -118,7 +118,7 @@ def next_logits(
     source: SourceIds | None,
     new: int,
 ) -> NextLogits:
-    """Return the logits after each row's first `lengths` tokens; the cache lacks at most the last `new` tokens.
+    """Return the logits after each row's first `lengths` tokens, of which at most the last `new` are not in the cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -20,7 +20,7 @@ def patches(config: TransformerConfig, pixels: Pixels) -> Inexact[Array, "batch 
 
 
 def embed_patches(config: TransformerConfig, parameters: Parameters, pixels: Pixels, tap: Tap = identity) -> Hidden:
-    """patch Wᵀ + b, after the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
+    """patch Wᵀ + b for each patch; a class token, if any, precedes the patches (Dosovitskiy et al. 2021, eq. 1)."""
     dtype = parameters["patch_projection"]["weight"].dtype
     x = linear(parameters["patch_projection"], patches(config, pixels.astype(dtype)))
     if not config.class_token:

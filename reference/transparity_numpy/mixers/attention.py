@@ -54,8 +54,8 @@ def attention_scores(
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
     """softmax(where(mask, scores, masked_score)) over the keys and the head's sink; the sink's weight is then dropped.
 
-    A `masked_score` below half the dtype's lowest number, such as −inf, is replaced by this half. Masked keys still
-    weigh exactly 0, and a query whose keys are all masked gets equal weights instead of NaN.
+    Half the dtype's lowest number replaces a lower `masked_score`, such as −inf. Masked keys then weigh exactly 0, and
+    a query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
     shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))

@@ -50,7 +50,7 @@ def gated_head_norm(config: TransformerConfig, parameters: Parameters, x: Channe
 def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """Gated delta network (Yang et al. 2025, §3.4), which starts from the cached state if there is a cache.
 
-    Zeros replace masked padding, so padding only lets the state decay, but convolutions include the zeros.
+    Zeros replace masked padding in `x`. The convolutions still mix earlier tokens into the padding's keys and values.
     """
     tap, x = context.tap, unpadded(config, x, context)
     heads, shared = config.recurrent_heads, config.recurrent_key_heads

@@ -102,7 +102,7 @@ def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike)
 def contexts_by_kind(
     name: str, config: TransformerConfig, parameters: Parameters, context: Context, dtype: DTypeLike
 ) -> dict[str, Context]:
-    """Return the context of each kind of layer in the stack `name`, which has the `parameters`."""
+    """Return the context of each kind of layer in the stack `name`, whose parameters are `parameters`."""
     if config.has_score_bias:
         place, both = (context.positions, context.mask.shape[-1], dtype), name == "encoder"
         context = context._replace(bias=score_bias(config, parameters, *place, both=both))

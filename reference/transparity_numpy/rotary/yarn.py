@@ -16,7 +16,7 @@ def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
 
     The pair with index features / 2 · log_theta(length / (2π turns)) makes `turns` turns in the original `length`. The
     transition starts at the pair with `rotary_fast_turns`, and ends at the pair with `rotary_slow_turns`. With
-    `rotary_truncate`, as in the authors' code, both are rounded outward to whole pairs.
+    `rotary_truncate`, as in the authors' code, both ends are rounded outward to whole pairs.
     """
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
     fast, slow = config.rotary_fast_turns, config.rotary_slow_turns

@@ -87,7 +87,7 @@ def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
 
 
 def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
-    """Return zeros for every array that the mixer of a layer holds."""
+    """Return zeros for every array in the cache of a layer's mixer."""
     mixer, wide = MIXERS[config.mixer], np.promote_types(dtype, np.float32)
     held = mixer.state(config).items()
     arrays = {name: np.zeros(it.sizes(batch, capacity), wide if it.is_wide else dtype) for name, it in held}

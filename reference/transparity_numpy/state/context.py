@@ -34,6 +34,6 @@ class Context(NamedTuple):
     cache: Cache | None = None  # the cache of the stack, of a layer or of a mixer (see `under`)
 
     def under(self, scope: str) -> Context:
-        """Return the context of the part `scope`: its own cache, and a tap function that prefixes names by `scope`."""
+        """Return the context of the submodule `scope`: its cache, and a tap function that puts `scope` before names."""
         cache = None if self.cache is None else self.cache.get(scope)
         return self._replace(tap=scoped(self.tap, scope), cache=cache)

@@ -153,6 +153,20 @@ def test_a_cause_after_a_step_without_one_is_told() -> None:
     ]
 
 
+class Random(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.rand(())
+
+    def activation(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.relu(hidden) * self.scale
+
+
+@pytest.mark.parametrize(("port", "is_random"), [(Random, True), (SubtractedAfterItsOwn, False)])
+def test_a_port_that_keeps_random_initial_values_is_told(port: type[Residual], is_random: bool) -> None:
+    assert (RANDOM in check(port, against=Residual).notes) == is_random
+
+
 def test_a_length_that_the_reference_refuses_is_listed() -> None:
     report = check(Silu, against=WithoutTwelve)
     assert report.verdict == "agrees" and 13 in report.coverage.lengths and 12 not in report.coverage.lengths

@@ -16,6 +16,7 @@ from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
 from transparity_conformance.against.probes import Source, probes_of, source_of
 from transparity_conformance.against.reference import raised
+from transparity_conformance.against.ways.way import RANDOM
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
 

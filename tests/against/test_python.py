@@ -15,7 +15,7 @@ from torch import nn
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
 from transparity_conformance.against.probes import Source, probes_of, source_of
-from transparity_conformance.against.reference import raised
+from transparity_conformance.against.reference import RefusedError, raised
 from transparity_conformance.against.ways.way import RANDOM
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
@@ -157,7 +157,7 @@ def test_a_cause_after_a_step_without_one_is_told() -> None:
 class Random(Residual):
     def __init__(self) -> None:
         super().__init__()
-        self.scale = torch.rand(())
+        self.scale = np.random.default_rng().uniform(0.5, 0.7)
 
     def activation(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.relu(hidden) * self.scale
@@ -188,11 +188,23 @@ def test_no_probe_repeats_one_token_of_a_text_with_audio() -> None:
     def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
         return {"input_features": np.zeros((batch, 4, 6)), "input_ids": np.zeros((batch, length), int)}
 
-    assert not [name for name in probes_of(Source(draw, 64, is_text=True)) if "one token" in name]
+    assert not [name for name in probes_of(Source(draw, 64, is_text=True))[0] if "one token" in name]
 
 
-def test_texts_are_as_long_as_the_decoder_of_a_combined_model_allows() -> None:
-    decoder = SimpleNamespace(max_position_embeddings=64)
+def test_a_length_for_which_no_inputs_can_be_drawn_is_listed() -> None:
+    def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
+        if length == 1:
+            raise RefusedError("No inputs of length 1 can be drawn.")
+        return {"tokens": np.zeros((batch, length), int)}
+
+    probes, refused = probes_of(Source(draw, 64, is_text=True))
+    assert refused == ["1 × 1: No inputs of length 1 can be drawn."]
+    assert {"2 × 11", "1 × 33"} <= probes.keys() and "1 × 1" not in probes
+
+
+@pytest.mark.parametrize("limit", ["max_position_embeddings", "max_target_positions"])
+def test_texts_are_as_long_as_the_decoder_of_a_combined_model_allows(limit: str) -> None:
+    decoder = SimpleNamespace(**{"max_position_embeddings": -1, limit: 64})
     config = SimpleNamespace(to_dict=dict, get_text_config=lambda: decoder)
     assert source_of(SimpleNamespace(config=config)).longest == 64
 

@@ -11,7 +11,8 @@ from torch import nn
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
 from transparity_conformance.against.probes import Source, probes_of, source_of
-from transparity_conformance.against.reference import raised
+from transparity_conformance.against.reference import RefusedError, raised
+from transparity_conformance.against.ways.way import RANDOM
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
 
@@ -149,6 +150,20 @@ def test_a_cause_after_a_step_without_one_is_told() -> None:
     ]
 
 
+class Random(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = np.random.default_rng().uniform(0.5, 0.7)
+
+    def activation(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.relu(hidden) * self.scale
+
+
+@pytest.mark.parametrize(("port", "is_random"), [(Random, True), (SubtractedAfterItsOwn, False)])
+def test_a_port_that_keeps_random_initial_values_is_told(port: type[Residual], is_random: bool) -> None:
+    assert (RANDOM in check(port, against=Residual).notes) == is_random
+
+
 def test_a_length_that_the_reference_refuses_is_listed() -> None:
     report = check(Silu, against=WithoutTwelve)
     assert report.verdict == "agrees" and 13 in report.coverage.lengths and 12 not in report.coverage.lengths
@@ -169,11 +184,23 @@ def test_no_probe_repeats_one_token_of_a_text_with_audio() -> None:
     def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
         return {"input_features": np.zeros((batch, 4, 6)), "input_ids": np.zeros((batch, length), int)}
 
-    assert not [name for name in probes_of(Source(draw, 64, is_text=True)) if "one token" in name]
+    assert not [name for name in probes_of(Source(draw, 64, is_text=True))[0] if "one token" in name]
 
 
-def test_texts_are_as_long_as_the_decoder_of_a_combined_model_allows() -> None:
-    decoder = SimpleNamespace(max_position_embeddings=64)
+def test_a_length_for_which_no_inputs_can_be_drawn_is_listed() -> None:
+    def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
+        if length == 1:
+            raise RefusedError("No inputs of length 1 can be drawn.")
+        return {"tokens": np.zeros((batch, length), int)}
+
+    probes, refused = probes_of(Source(draw, 64, is_text=True))
+    assert refused == ["1 × 1: No inputs of length 1 can be drawn."]
+    assert {"2 × 11", "1 × 33"} <= probes.keys() and "1 × 1" not in probes
+
+
+@pytest.mark.parametrize("limit", ["max_position_embeddings", "max_target_positions"])
+def test_texts_are_as_long_as_the_decoder_of_a_combined_model_allows(limit: str) -> None:
+    decoder = SimpleNamespace(**{"max_position_embeddings": -1, limit: 64})
     config = SimpleNamespace(to_dict=dict, get_text_config=lambda: decoder)
     assert source_of(SimpleNamespace(config=config)).longest == 64
 

@@ -214,7 +214,7 @@ def test_images_are_drawn_without_a_method_of_the_class_that_extracts_features(m
     assert texts is not None
     assert texts.of_text() is None
     assert not [name for name, value in texts.draw(11, 2, 0).items() if value.dtype == np.float64]
-    assert {"2 × 16, one token", "3 × 11, padded on the left"} <= probes_of(texts).keys()
+    assert {"2 × 16, one token", "3 × 11, padded on the left"} <= probes_of(texts)[0].keys()
 
 
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:

@@ -53,7 +53,7 @@ def small(family: str) -> Any:
 
 
 def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
-    return {name: tensors(inputs) for name, inputs in probes_of(source_of(model)).items() if name in CALLS}
+    return {name: tensors(inputs) for name, inputs in probes_of(source_of(model))[0].items() if name in CALLS}
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:

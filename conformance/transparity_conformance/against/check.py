@@ -29,7 +29,7 @@ from transparity_conformance.against.probes import (
     taken,
     undrawn,
 )
-from transparity_conformance.against.reference import Inputs, Reference, copied
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, copied
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
 from transparity_conformance.against.ways import calls
@@ -103,13 +103,15 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         reference, folder = stack.enter_context(_opened(asked))
         if asked.inputs is None:
             source = source_of(reference.model)
-            probes = probes_of(source)
+            probes, refused = probes_of(source)
         else:
-            source, probes = None, read_inputs(asked.inputs)
+            source, (probes, refused) = None, (read_inputs(asked.inputs), [])
         port = FilledPort(make, reference, folder, probes)
         sides = Sides(reference, port, asked.budget, progress)
         report, answers = _report(sides, probes, source, asked)
-        report = dataclasses.replace(report, notes=(*port.notes, *report.notes))
+        report = dataclasses.replace(
+            report, notes=(*port.notes, *report.notes), not_compared=(*report.not_compared, *refused)
+        )
         report = with_names(report, folder, answers, asked.budget, progress)
         for third, other in zip(thirds, making, strict=True):
             port = FilledPort(other, reference, folder, probes)
@@ -284,7 +286,7 @@ def _report(
     given, left_out = taken(probes, signature, are_drawn=source is not None)
     takes_text = bool(given) and all(is_only_text(each) for each in given.values())
     if takes_text and source is not None and (text := source.of_text()) is not None:
-        source, (given, others) = text, taken(probes_of(text), signature)
+        source, (given, others) = text, taken(probes_of(text)[0], signature)
         reasons = dict.fromkeys(each.partition(": ")[2] for each in left_out)
         left_out = [*(f"images or audio: {reason}" for reason in reasons if is_of_features(reason)), *others]
     left_out += undrawn(reference.model, probes) if source is not None else []
@@ -343,7 +345,10 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
         elif source is None:
             found = not_compared(f"{name}: not compared with --inputs, because the checker then draws no random inputs")
         else:
-            found = DRAWN[name](sides, source)
+            try:
+                found = DRAWN[name](sides, source)
+            except RefusedError as error:  # the reference refuses a length that this comparison needs
+                found = not_compared(f"{name}: {error}")
         report, untested = with_capabilities(report, found), untested + found.untested
     lengths = {length_of(each.inputs) for each in sides.called} - {0}
     shapes = (next(iter(each.inputs.values())).shape for each in sides.called)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,11 @@ def source_of(model: Any) -> Source:
     the model to find the names of its inputs, the number of token ids and the longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
-    limits = [
-        getattr(_text_config(model.config), name, None) or LONGEST
-        for name in ("max_position_embeddings", "max_seq_len")
-    ]
+    names = ("max_position_embeddings", "max_seq_len", "max_target_positions", "max_decoder_position_embeddings")
+    given = (getattr(_text_config(model.config), name, None) for name in names)
+    limits = [limit for limit in given if limit and limit > 0]  # -1 means no limit
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
-    longest = min(LONGEST, *map(int, limits))
+    longest = min([LONGEST, *map(int, limits)])
 
     def accepts(inputs: Inputs) -> bool:
         from transparity_conformance.against.small.inputs import error_on
@@ -140,23 +139,39 @@ def _text_config(config: Any) -> Any:
         return config
 
 
-def probes_of(source: Source) -> dict[str, Inputs]:
-    """Draw inputs of several shapes; return a dictionary from descriptions to inputs."""
+def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
+    """Draw inputs of several shapes. Return a dictionary from descriptions to inputs, and a message for each shape that
+    the model refuses."""
     found: dict[str, Inputs] = {}
+    refused: dict[str, RefusedError] = {}
+
+    def draw(title: str, length: int, batch: int, seed: int) -> Iterator[Inputs]:
+        try:
+            yield source.draw(length, batch, seed)
+        except RefusedError as error:
+            refused[title] = error
+
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
         if length <= source.longest:
-            found[source.title(length, batch)] = source.draw(length, batch, number)
+            title = source.title(length, batch)
+            for inputs in draw(title, length, batch, number):
+                found[title] = inputs
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
-    if source.is_text and is_only_text(text := source.draw(length, batch, length)):
+    title = f"{batch} × {length}, one token"
+    for text in filter(is_only_text, draw(title, length, batch, length)) if source.is_text else ():
         tokens = next(iter(text))
-        found[f"{batch} × {length}, one token"] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
+        found[title] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
-        if length <= source.longest and (inputs := padded(source.draw(length, batch, length), side)) is not None:
-            found[f"{batch} × {length}, padded on the {side}"] = inputs
+        title = f"{batch} × {length}, padded on the {side}"
+        for text in draw(title, length, batch, length) if length <= source.longest else ():
+            if (hidden := padded(text, side)) is not None:
+                found[title] = hidden
+    if refused and not found:
+        raise next(iter(refused.values()))
     if (texts := source.of_text()) is not None:
         length, batch = TEXTS[0]
         found[f"{texts.title(length, batch)}, only text"] = texts.draw(length, batch, 0)
-    return found
+    return found, [f"{title}: {error}" for title, error in refused.items()]
 
 
 def is_configured(model: Any) -> bool:

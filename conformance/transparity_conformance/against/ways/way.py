@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,9 @@ class Way:
 FORWARD = Way("forward")
 
 
+RANDOM = "the port returns another answer each time it is loaded: some of its tensors keep random initial values"
+
+
 @dataclass(frozen=True, eq=False)
 class Sides:
     """The two implementations, and the settings of their comparison."""
@@ -90,18 +94,35 @@ class Sides:
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
         """Find the lines and causes of wrong answers. If a newly built port returns the right answer, the cause is
-        state that earlier calls left in the port."""
+        state that earlier calls left in the port. If it repeats another wrong answer, add the note `RANDOM`."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
-        first, alone = outcome.wrong[0], functools.partial(self.answered, way.method, way.settings, forward=self.make())
+        first, other = outcome.wrong[0], self.make()
+        alone = functools.partial(self.answered, way.method, way.settings, forward=other)
         is_history = not judged(reference, alone, {first.probe: first.inputs}).wrong  # a new port is right
         listen = functools.partial(self.listened, way.method, way.settings)
         clock = Clock(0.0 if is_history else self.budget)
         found = explained(reference, listen, outcome, clock, self.progress)
         causes = (Cause("history", HISTORY, explained=0.0),)
         history = [dataclasses.replace(each, causes=causes) for each in found.faults]
-        return dataclasses.replace(found, faults=history) if is_history else found
+        if is_history:
+            return dataclasses.replace(found, faults=history)
+        is_random = self._is_random(
+            functools.partial(self.answered, way.method, way.settings, first.inputs), other, first.budget
+        )
+        return dataclasses.replace(found, notes=(RANDOM, *found.notes)) if is_random else found
+
+    def _is_random(self, ask_port: Callable[..., np.ndarray], other: Callable[..., Any], budget: float) -> bool:
+        """Return whether two builds of the port return different answers, although each repeats its own answer."""
+
+        def is_same(a: np.ndarray, b: np.ndarray) -> bool:
+            return a.shape == b.shape and bool((np.abs(a - b) <= budget).all())
+
+        with contextlib.suppress(PortError):  # the port raises in a repeated call
+            mine, theirs = ([ask_port(forward), ask_port(forward)] for forward in (self.forward, other))
+            return is_same(*mine) and is_same(*theirs) and not is_same(mine[0], theirs[0])
+        return False
 
 
 def compare_way(

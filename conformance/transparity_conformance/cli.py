@@ -679,10 +679,10 @@ class TerminalOutput:
 
             worst = min(reports, key=lambda report: list(VERBS).index(report.verdict), default=None)
             code = BAD_INPUT if errors or worst is None else worst.exit_code
-            print_text(answers(reports, code, verbose=self.verbose))
-        tried = len(reports) + sum(map(len, errors.values()))
+            failed = sum(map(len, errors.values()))
+            print_text(answers(reports, code, failed=failed, verbose=self.verbose))
         for message, names in errors.items():  # no names if the message applies to all configurations
-            _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
+            _complain(message if len(names) == failed + len(reports) else f"{', '.join(names)}: {message}")
         with _one_sentence():
             write_reports(reports, *self.files, weights=weights)
         raise typer.Exit(code)

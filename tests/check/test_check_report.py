@@ -254,6 +254,8 @@ def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
     lines = [as_plain(one_line(each)) for each in (*wrong, report(verdict="agrees", preset="three"))]
     assert lines[0].split() == ["✗", "one", "diverges", "attention-scale"]
     assert lines[2].startswith("✓ three              agrees        50 % of the tolerance")
+    assert len(as_plain(one_line(report(verdict="inconclusive"))).splitlines()) == 1
+    assert as_plain(answers(wrong, 2, failed=3)).endswith("5 configurations: 2 differ, 3 not checked; exit code 2")
     text = as_plain(answers([*wrong, report(verdict="agrees")], 1))
     assert text.count(SAYS[:20]) == 1
     assert "  one (also two), float32\n" in text

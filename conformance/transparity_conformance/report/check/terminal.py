@@ -85,7 +85,7 @@ class Headline:
             yield Text.assemble((title, style), " " * gap, (system, "dim"))
 
 
-def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
+def answers(reports: Sequence[Report], code: int, *, failed: int = 0, verbose: bool = False) -> RenderableType:
     """Return the result of one check or, for several checks, each distinct result that disagrees, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
@@ -94,7 +94,7 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
         if report.verdict != "agrees":
             shown.setdefault(_content(report), []).append(report)
     parts = [answer(first, verbose=verbose, alike=[each.preset for each in rest]) for first, *rest in shown.values()]
-    return Group(*(["", *parts, _summary(reports, code)] if reports else []))
+    return Group(*(["", *parts, _summary(reports, code, failed)] if reports else []))
 
 
 def _content(report: Report) -> object:
@@ -105,19 +105,20 @@ def _content(report: Report) -> object:
 
 def one_line(report: Report) -> RenderableType:
     causes = dict.fromkeys(cause.mistake for finding in findings(report) for cause in finding.causes)
-    unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
+    unknown = "too little was compared" if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
     says = right if report.verdict == "agrees" else ", ".join(causes) or unknown
     mark = (MARKS[report.verdict], STYLES[report.verdict])
-    return Text.assemble(mark, f" {report.preset:<18} {report.verdict:<13} {says}")
+    return Text.assemble(mark, f" {report.preset:<18} {report.verdict:<13} {says}", no_wrap=True, overflow="ellipsis")
 
 
-def _summary(reports: Sequence[Report], code: int) -> Text:
-    """Return `6 configurations: 4 agree, 2 differ; exit code 1`."""
+def _summary(reports: Sequence[Report], code: int, failed: int) -> Text:
+    """Return `6 configurations: 3 agree, 2 differ, 1 not checked; exit code 2`."""
     verdicts = [report.verdict for report in reports]
     counts = {name: verdicts.count(name) for name in reversed(VERBS) if name in verdicts}
-    counted = ", ".join(f"{number} {VERBS[name][number > 1]}" for name, number in counts.items())
-    return Text(f"{len(reports)} configurations: {counted}; exit code {code}", style="bold")
+    counted = [f"{number} {VERBS[name][number > 1]}" for name, number in counts.items()]
+    counted += [f"{failed} not checked"] * bool(failed)
+    return Text(f"{len(reports) + failed} configurations: {', '.join(counted)}; exit code {code}", style="bold")
 
 
 def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:

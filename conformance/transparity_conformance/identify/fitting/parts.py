@@ -227,4 +227,4 @@ def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> 
             return Head("classes", one, pooler, activation or "none")
     if output.shape[1] == embed_dim:
         return Head("pooled")
-    raise FitError(f"The output has the shape {output.shape}, but no linear map after the last layer returns it.")
+    raise FitError(f"No linear map after the last layer returns the output, which has the shape {output.shape}.")

@@ -74,7 +74,7 @@ class Head:
 
 
 def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
-    """Return the head whose last map is the last of `maps`; the map before may be its transform."""
+    """Return the head that ends with the last of `maps`; the previous map may be the head's transform."""
     *before, last = maps
     for one in before[-1:] if before and before[-1].made.shape == last.given.shape else ():
         for function in ACTIVATIONS.values():

@@ -268,9 +268,9 @@ def taken(
     """Return the probes to compare, and a message for every skipped probe. If the port takes no mask, remove masks that
     hide no position. Ignore the name of the first input, which may differ in the port.
 
-    Skip a probe if the port has no argument for the probe's mask, images or audio. For images or audio, keep a probe
-    that the user gave, or if the port has an argument such as `images` that no probe has. If these rules would skip
-    every probe, some for images or audio, keep all probes: the port's error then names the missing input.
+    Skip a probe if the port has no argument for the probe's mask, images or audio. Keep a probe with images or audio if
+    the user gave it, or if the port has an argument such as `images` that no probe has. If these rules would skip every
+    probe, some for images or audio, keep all probes: the port's error then names the missing input.
     """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []

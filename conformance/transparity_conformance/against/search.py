@@ -55,8 +55,8 @@ once after a final explanation (`Explanation.is_final`). After any other explana
 continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
-"""After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
-simpler edit."""
+"""The search looks for a simpler edit after an explanation with at least this rank, such as a fitted limit or swapped
+segments."""
 
 MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""

@@ -49,7 +49,7 @@ def listen(
         whole_numbers: whether to record integers and bools.
         rehearsal: a function to use in the first call, if `call` may be called only once.
 
-    Returns: the result of the call, and the operations in order. Raises `TransparityError` for an unknown framework.
+    Returns: the result of the call, and the operations in order. Raise `TransparityError` for an unknown framework.
     """
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")

@@ -207,7 +207,7 @@ class _Search:
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
         """Yield the place of a whole tensor of the port, or of a part of this tensor. The rest of the tensor must fit
-        one or two other tensors of the reference's module."""
+        one or two other tensors of the same module in the reference."""
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -352,8 +352,7 @@ class _Search:
                 yield found
 
     def _as_in_other_layers(self, now: Choices, confirmed: Collection[str]) -> Choices:
-        """For each unconfirmed tensor, repeat the choice of another layer, if the tensor with the same role is
-        confirmed there."""
+        """For each unconfirmed tensor, repeat the choice of a confirmed tensor with the same role in another layer."""
         for name in [each for each in now if each not in confirmed]:
             for known in confirmed:
                 ours, theirs = NUMBER.findall(name), NUMBER.findall(known)

@@ -47,7 +47,7 @@ LEAST_EPS, MOST_EPS = 1e-14, 1e-1
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
-    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process. Raises
+    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process. Raise
     `PortError` if there is no module, or if the process sends no answer within `timeout` seconds."""
     build = isolated_build(spec, timeout, "")
     try:

@@ -38,7 +38,7 @@ KERNEL = 4
 """The number of axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""Loops over heads are recognized up to this number of heads."""
+"""The largest number of heads for which `fit` recognizes loops over heads."""
 
 
 class FitError(PortError):

@@ -324,7 +324,7 @@ def changes_of(
 def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
     for place, each in enumerate(found):
         for number, other in enumerate(each.others, 1):
-            changed = {"edit": other.edit, "step": other.step, "steps": other.steps, "is_computed": other.is_computed}
+            changed = dict[str, Any](edit=other.edit, step=other.step, steps=other.steps, is_computed=other.is_computed)
             tried = dataclasses.replace(each, **changed, others=each.others[number:])
             yield [*found[:place], tried, *found[place + 1 :]]
 

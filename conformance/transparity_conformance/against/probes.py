@@ -269,7 +269,7 @@ def taken(
     hide no position. Ignore the name of the first input, which may differ in the port.
 
     Skip a probe if the port has no argument for the probe's mask, images or audio. Keep a probe with images or audio if
-    the user gave it, or if the port has an argument such as `images` that no probe has. If these rules would skip every
+    the user gave it, or the port has an argument such as `images` that no probe has. If these rules would skip every
     probe, some for images or audio, keep all probes: the port's error then names the missing input.
     """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):

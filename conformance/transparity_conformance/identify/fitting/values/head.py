@@ -92,9 +92,9 @@ def activation_between(linear: Linear, made: np.ndarray) -> str | None:
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, batch · length) that pool the states of each row. A matrix selects the first or last
-    position, or the position of a token, or returns a mean. A mean includes all positions, or leaves out the positions
-    of one token, which may be padding."""
+    """Yield matrices (batch, batch · length) that pool the states of each row. A matrix selects the first position, the
+    last position or the position of a token, or computes a mean. A mean includes all positions, or leaves out the
+    positions of one token, which may be padding."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield averaged(np.ones((batch, length)))

@@ -100,7 +100,10 @@ MODELS: dict[str, Found] = {
     "frozen maps": Found(decoders.frozen, like(ARRAYS)),
     "half precision": Found(lambda: decoders.GPT().bfloat16(), like(ARRAYS)),
     "norms of several eps": Found(
-        decoders.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has eps 0.001; the others 1e-05",)
+        decoders.of_two_eps,
+        {},
+        is_confirmed=False,
+        remarks=("decoder.final_norm has eps 0.001; the other norms have eps 1e-05",),
     ),
     "padding in rows": Found(
         decoders.PaddedRows,

@@ -96,7 +96,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     for package in ("transformers", "torch") if reads_folder else ("torch",):
         require("--against", package)
     with contextlib.ExitStack() as stack:
-        # The ports are loaded in their own processes while the reference is built.
+        # The ports' processes load the ports while this process builds the reference.
         make = stack.enter_context(_made_by(asked))
         thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
         making = [stack.enter_context(_made_by(third)) for third in thirds]
@@ -152,8 +152,7 @@ class FilledPort:
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The port's tensor for each tensor of the reference. The first call of the `FilledPort` searches for the
-    tensors."""
+    """The port's tensor for each tensor of the reference; None if no call has searched for the tensors yet."""
 
     @property
     def notes(self) -> list[str]:

@@ -116,7 +116,7 @@ class Confirming:
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
         """Yield each difference with the descriptions of up to three alternative edits. An alternative edit explains
-        every call, and is not more complex."""
+        every call, and is not more complex than the reported edit."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -144,7 +144,7 @@ class Confirming:
         return more if together is not None and together.agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether another wrong call, selected by `most_telling`, differs only on lines of `found`."""
+        """Return whether the edits of `found` explain another wrong call, except on unedited lines of `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -299,8 +299,8 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
     """Drop each unexplained difference that depends on an earlier unexplained difference at another line. After an
-    unexplained difference, the reference continues with a similar value of the port. If this value is the wrong one,
-    correct lines of the port seem to differ."""
+    unexplained difference, the reference continues with a similar value of the port. Correct lines of the port seem to
+    differ if this value belongs to another step."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)

@@ -115,8 +115,8 @@ class Comparer:
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. If some of
-        these steps share an input with these operations, drop the other steps."""
+        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. If some
+        steps share an input with the operations, return only these steps."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing

@@ -180,8 +180,8 @@ class Departures:
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation to report, usually the first operation that the edit explains. If the edit makes
-        a step return its input, prefer the operation that computes this input. An edit may match only later values;
-        then return an operation before these values that only the port has."""
+        a step return its input, prefer the operation that computes this input. If the edit matches only later values,
+        return an earlier operation that only the port has."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -218,8 +218,8 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop each unnecessary departure: the edits of the other departures, or alternative edits, already explain the
-        answer."""
+        """Drop each departure that is unnecessary, because the edits of the other departures, or alternative edits,
+        already explain the answer."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -265,8 +265,8 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Compare the values of the port's `operations` with the results of all reference steps on the lines of
-        `steps`. For each pair with a common layout, yield the similarity, the port's value in the step's layout, the
+        """Compare the values of the port's `operations` with the results of `steps`, and of dependent steps on the same
+        lines. For each pair with a common layout, yield the similarity, the port's value in the step's layout, the
         operation and the step."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):

@@ -253,8 +253,8 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return a dictionary from descriptions to inputs. The inputs are a list of dicts of arrays. A Python file defines
-    this list as `inputs`, or defines a function `inputs` that returns it. Raise `TransparityError` for other values."""
+    """Return a dictionary from descriptions to inputs. `given` is a list of dicts of arrays, or a Python file in which
+    `inputs` is this list or a function that returns it. Raise `TransparityError` for other values."""
     found: Any = given
     where = str(given) if isinstance(given, str | Path) else "the call"
     if isinstance(given, str | Path):
@@ -281,12 +281,11 @@ def taken(
     probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
 ) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes to compare, and a message for every skipped probe. If the port takes no mask, remove masks that
-    hide no position. The port may have another name for the first input.
+    hide no position. Ignore the name of the first input, which may differ in the port.
 
-    Skip a probe if the port has no argument for its mask. Also skip a probe that the checker drew if the port has no
-    argument for its images or audio. Do not skip a probe for its images or audio if the port has an argument such as
-    `images` that no probe has. Keep all probes if these rules skip every probe, and not only for masks: the port's
-    error then names the missing input.
+    Skip a probe if the port has no argument for the probe's mask, images or audio. Keep a probe with images or audio if
+    the user gave it, or the port has an argument such as `images` that no probe has. If these rules would skip every
+    probe, some for images or audio, keep all probes: the port's error then names the missing input.
     """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []

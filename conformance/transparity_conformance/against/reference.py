@@ -31,9 +31,9 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 MOST_BYTES = 1 << 28
-"""The largest number of bytes of recorded programs to keep, and of answers to keep. The programs of the forward passes
-need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped program, the
-reference is recorded again."""
+"""The largest number of bytes in the cache of recorded programs, and in the cache of answers. The programs of the
+forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped
+program, the reference is recorded again."""
 
 
 class RefusedError(TransparityError):
@@ -79,7 +79,7 @@ class Reference:
         self._programs, self._near = Kept[bytes, Program](), Kept[int, tuple[Inputs, np.ndarray, float]]()
 
     def calling(self, call: Call) -> Self:
-        """Return a reference with the same modules, whose answers are the results of another kind of call."""
+        """Return a copy of the reference that answers another kind of call."""
         other = copy.copy(self)
         other.call, other._settings, other.needs_targets = call, {}, self.needs_targets
         other._forget()
@@ -156,7 +156,7 @@ class Reference:
         return self.exactly_of(self.exact, inputs)
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of a module of the same class, computed in float64."""
+        """Return the answer of `model`, a float64 copy of the module."""
         try:
             with exactly():
                 return self.answer_of(model, inputs)
@@ -223,8 +223,8 @@ class Reference:
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return a mask of the answer's elements to compare. Return None, to compare all elements, for a pooled answer
-        and without padding."""
+        """Return a mask of the answer's elements to compare. For a pooled answer, or without padding, return None: all
+        elements are compared."""
         if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
@@ -289,8 +289,8 @@ def _numbers_in(config: Any) -> Iterator[float]:
 
 
 def shares(program: Program, dtype: str, changes: Mapping[int, Change] | None = None) -> dict[int, float]:
-    """Return the tolerance of each value of a program, relative to the value's largest element. The rounding errors are
-    measured with slightly changed inputs and parameters, in float64 and in `dtype`."""
+    """Return the tolerance of each value of a program, relative to the value's largest element. To measure the rounding
+    errors, run the program in float64 and in `dtype`, with slightly changed inputs and parameters."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
     for exact, rounded in neighbours(program, dtype, changes):

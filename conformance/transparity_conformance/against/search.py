@@ -50,13 +50,13 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 edits last."""
 
 LAG = 2
-"""At each group of steps, the search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. The
-search ends at once after a final explanation (`Explanation.is_final`). After any other explanation that is not denied,
-the search continues for this number of rounds."""
+"""The number of rounds between the edits in `SIMPLE` and the edits in `LATER` of the same steps. The search ends at
+once after a final explanation (`Explanation.is_final`). After any other explanation that is not denied, the search
+continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
-"""After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
-simpler edit."""
+"""The search looks for a simpler edit after an explanation with at least this rank, such as a fitted limit or swapped
+segments."""
 
 MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""
@@ -75,7 +75,7 @@ class Explanation:
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of steps in the edited segment, not counting views; 1 if the edit changes no single segment."""
+    """The number of steps in the edited segment, not counting views; 1 unless the edit changes exactly one segment."""
     after: Comparison
     is_denied: bool = False
     """Whether the port computes the value that the edit replaces, although the port's answer does not depend on this
@@ -149,7 +149,7 @@ class EditSearch:
                 if further > LAG or (first and first.is_final):
                     break
         if best:
-            self.clock.reserve(left)  # the search for a later fault may use as much work
+            self.clock.reserve(left)  # leave the same amount of work for later searches
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:

@@ -35,8 +35,8 @@ class Proof:
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of logits with the right shape over all probes, or None if these logits are
-        right."""
+        """Return the largest divergence of the logits over all probes, or None if no divergence exceeds the budget.
+        Ignore logits with a wrong shape."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property

@@ -45,11 +45,11 @@ def listen(
     Args:
         call: the function to call, such as `lambda: forward(tokens=ids)`.
         framework: `pytorch`, `jax` or `numpy`; None records every framework that is imported.
-        largest: the largest number of bytes of all values together; values that would exceed it are left out.
+        largest: the largest number of bytes of all values together; values beyond this limit are left out.
         whole_numbers: whether to record integers and bools.
         rehearsal: a function to use in the first call, if `call` may be called only once.
 
-    Returns: the result of the call, and the operations in order. Raises `TransparityError` for an unknown framework.
+    Returns: the result of the call, and the operations in order. Raise `TransparityError` for an unknown framework.
     """
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")

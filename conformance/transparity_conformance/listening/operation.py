@@ -33,7 +33,7 @@ class Source:
     """The start and the end of the expression in `line`, in characters from 0; None if unknown."""
 
     def is_at(self, other: Source | None) -> bool:
-        """Return whether both are the same expression; `==` compares only lines."""
+        """Return whether `other` is the same expression; `==` compares only lines."""
         return other is not None and self == other and self.columns == other.columns
 
 
@@ -59,9 +59,9 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results; only those with this operation's name and innermost expression
-        count. Return the innermost line of this operation's stack that is on no stack of `others`. Without such a line,
-        return the innermost line at which the stacks of `others` differ, or else the operation's own line.
+        `others` are operations with right results; only operations with the same name and innermost expression count.
+        Return the innermost line of this operation's stack that is on no stack of `others`. Without such a line, return
+        the innermost line at which the stacks of `others` differ, or else the operation's own line.
         """
         same = (each for each in others if each.name == self.name and each.stack)
         alike = [each.stack for each in same if each.stack[0].is_at(self.source)]

@@ -180,7 +180,7 @@ class Program:
     def again(
         self, numbers: Collection[int], values: Values, changes: Mapping[int, Change]
     ) -> tuple[Values, Collection[int]]:
-        """Run some steps and all steps that depend on them.
+        """Run the steps `numbers`, and all steps that depend on these steps.
 
         Args:
             numbers: the steps to run again.

@@ -45,9 +45,9 @@ class _Memory:
 
 
 class Record:
-    """The operations of a run. Integers and bools are left out unless `whole_numbers` is set. Values are also left out
-    if all values together would exceed `largest` bytes. If an operation reads a value that is left out, the inputs of
-    this value become inputs of the operation."""
+    """The operations of a run. Integers and bools are left out unless `whole_numbers` is set. A value is also left out
+    if the record would exceed `largest` bytes. If an operation reads a value that is left out, the inputs of this value
+    become inputs of the operation."""
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
         self.whole_numbers = whole_numbers

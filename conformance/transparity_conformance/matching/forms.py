@@ -217,8 +217,8 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Remove the unused positions of preallocated buffers. Attention weights have the length of a buffer if the weights
-    of some keys are 0 in every row. An axis of this length is cut if its unused positions are constant."""
+    """Remove the unused positions of preallocated buffers. The last axis of attention weights has a buffer's length if
+    some keys have the weight 0 in every row. Cut each axis of this length whose unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0

@@ -114,8 +114,8 @@ class Recorded:
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """The name and the source line of each operation, which are equal in layers that run the same code; `answer` is
-        last."""
+        """The name and the source line of each operation, and `answer` at the end. Layers that run the same code have
+        equal keys."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
@@ -246,7 +246,7 @@ class Recorded:
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether two arrays differ by at most `allowed`. Equal infinities do not differ, nor do two NaNs."""
+    """Return whether two arrays differ by at most `allowed`. Two equal infinities, or two NaNs, count as equal."""
     if one.size and one.shape == other.shape:  # a quick test, because most unequal pairs differ in the middle
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):

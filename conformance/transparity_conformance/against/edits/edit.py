@@ -72,7 +72,7 @@ class At:
 
     def fitting(self, made: Any) -> Any:
         """Return `made` in the shape of the step's result. Raise `ValueError` if the shapes cannot match, or if only
-        one of the two is floating-point."""
+        `made` or only the result is floating-point."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the edit changes the shape or the type of the step's result")
@@ -98,8 +98,7 @@ class Edit:
     rank: int = 0
     """The complexity of the edit. If several edits are equally good, the report names the edit with the lowest rank."""
     behind: tuple[int, ...] = ()
-    """If the edit changes segments, the counts with which `At.behind` finds them; empty if the edit changes a single
-    step."""
+    """The arguments of `At.behind` for the segments that the edit changes; empty if the edit changes a single step."""
     is_everywhere: bool = False
     """Whether the edit changes all steps to which it applies, rather than only steps of the same line."""
     wider: tuple[Edit, ...] = ()
@@ -252,7 +251,7 @@ def behind_views(program: Program, index: int, *, in_order: bool = False) -> int
 
 
 def reordering(program: Program, index: int) -> Step | None:
-    """Return the nearest view before a value that changes the order of its elements, or None."""
+    """Return the nearest view before the value `index` that changes the order of elements, or None."""
     index = behind_views(program, index, in_order=True)
     made = program.steps[program.maker[index]] if index in program.maker else None
     return made if made is not None and made.inputs and short(made) in VIEWS else None

@@ -103,7 +103,7 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
     """Return the lower and upper limits to which the port clips elements, or None for no limit. Both arrays are sorted.
-    A limit is a number that several elements of `theirs` equal, and beyond which `ours` has elements."""
+    An extreme element of `theirs` is a limit if it occurs at least twice, and `ours` has elements beyond it."""
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 

@@ -58,11 +58,12 @@ def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit
 
 
 POWERS = {"n": 1.0, "1/n": -1.0, "√n": 0.5, "1/√n": -0.5}
-"""Numbers that programmers compute from the size n of an axis."""
+"""Numbers that programmers compute from the size n of an axis, each with the exponent of n."""
 
 
 def _of_sizes(at: At, path: Path, old: Any, value: Any) -> tuple[Edit, ...]:
-    """Return edits that compute the number `value` from the size of an operand's axis, which may differ by call."""
+    """Return edits that compute the number `value` from the size of an operand's axis; other calls may have other
+    sizes."""
 
     def says(axis: int, form: str) -> str:
         size = f"where n is the size of axis {axis} (here {_shape_of(at)[axis]})"
@@ -99,7 +100,7 @@ def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield multiples, powers and roots of `old`, functions of operands' sizes, constants, and configured numbers."""
+    """Yield functions of `old`, powers of operands' sizes, common constants, and numbers of the configuration."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -218,7 +219,7 @@ def roundings(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
-    """Return a change that inserts the port's own rounded values, because the port may round ties differently."""
+    """Return a change that inserts the port's rounded values, because PyTorch may round ties in another direction."""
 
     def changed(values: Values) -> Any:
         now = ChainMap({}, values)
@@ -271,6 +272,6 @@ def _other_numbers(name: str, ours: Any, theirs: Any) -> str:
     differ = (a - b).abs() > RULES["float32"].budget(0, epsilon("float32"), float(a.abs().max()))
     first = int(differ.int().argmax())
     return (
-        f"has values that differ from {name}: {int(differ.sum())} of {a.numel()} differ; the first of them is "
-        f"{float(b[first]):.6g} instead of {float(a[first]):.6g}"
+        f"uses other numbers in {name}: {int(differ.sum())} of {a.numel()} differ, "
+        f"starting with {float(b[first]):.6g} instead of {float(a[first]):.6g}"
     )

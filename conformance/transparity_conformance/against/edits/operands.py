@@ -81,15 +81,15 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether any run of the instruction, or of its line, computes the value `index` as the result at this
-        position."""
+        """Return whether the value `index` is the result at this position in some run of the instruction or, without
+        `is_same_site`, of its line."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the result or argument at this position in the last earlier run of the same instruction or line."""
+        """Return the index of this position's value in the last earlier run of the instruction or line, or None."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -226,7 +226,7 @@ def activations() -> dict[str, Function]:
 
 
 EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12, epsilon("float32"))
-"""Common epsilons of norms. The last is the default of PyTorch's RMS norm."""
+"""Common epsilons of norms. The last epsilon is the default of PyTorch's RMS norm."""
 
 
 LAYER_NORM = "the standard deviation with the epsilon"

@@ -145,7 +145,7 @@ def _in_module(name: str, names: Mapping[str, str]) -> str:
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
-    """Return a change that runs the step with the parameters that `rename` selects, or None if none of these exist."""
+    """Return a change that runs the step with the parameters that `rename` selects; None without a parameter."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}

@@ -125,8 +125,8 @@ MEANINGS: Mapping[str, Meaning] = {
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code object of each `jax.nn` function to a function that returns candidates. A candidate is a PyTorch
-    function that computes the same values for some axis or approximation."""
+    """Map the code object of each `jax.nn` function to a function that returns candidates. A candidate is the
+    equivalent PyTorch function with one possible axis or approximation."""
     import jax
     from torch.nn import functional as F
 

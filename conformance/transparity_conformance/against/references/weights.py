@@ -135,8 +135,8 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Map each tensor of the reference to its fused tensor, if the fused tensor's parts differ in size. Another order
-    of such parts is a different choice, so the search must confirm the order."""
+    """Map each tensor of the reference to its fused tensor, if the fused tensor's parts differ in size. The parts then
+    have other ranges in another order, so the search must confirm the order."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
@@ -152,7 +152,7 @@ def _module(name: str) -> str:
 
 
 def _axis_of(part: Sequence[int], whole: Sequence[int]) -> int | None:
-    """Return the axis along which a tensor may be a part of a larger one, or None."""
+    """Return the axis along which a tensor may be a part of a larger tensor, or None."""
     differ = [axis for axis, sizes in enumerate(zip(part, whole, strict=False)) if sizes[0] != sizes[1]]
     return differ[0] if len(part) == len(whole) and len(differ) == 1 and part[differ[0]] < whole[differ[0]] else None
 
@@ -207,7 +207,7 @@ class _Search:
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
         """Yield the place of a whole tensor of the port, or of a part of this tensor. The rest of the tensor must fit
-        one or two other tensors of the reference's module."""
+        one or two other tensors of the same module in the reference."""
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -232,7 +232,7 @@ class _Search:
                     yield Choice(tuple(Place(each, is_transposed) for _, each in run), axis)
 
     def run(self) -> Paired:
-        """Improve a guess until the port computes the value of each step that uses tensors, if possible."""
+        """Improve the first guess until the port computes the value of each step that uses tensors, if possible."""
         now, confirmed = self._guessed(), set[str]()
         known = self.known(now)
         for step in self.program.steps:
@@ -256,7 +256,7 @@ class _Search:
         return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed))
 
     def _guessed(self) -> Choices:
-        """Pair tensors of equal (or transposed) shapes in the order of definition, as a first guess."""
+        """Return a first guess: for each tensor, in the order of definition, the first free choice."""
         found = self._filled({})
         if missing := next((name for name in self.theirs if name not in found), None):
             shapes = [f"{each} {value.shape}" for each, value in self.port.items()]
@@ -352,8 +352,7 @@ class _Search:
                 yield found
 
     def _as_in_other_layers(self, now: Choices, confirmed: Collection[str]) -> Choices:
-        """For each unconfirmed tensor, repeat the choice of another layer, if the tensor with the same role is
-        confirmed there."""
+        """For each unconfirmed tensor, repeat the choice of a confirmed tensor with the same role in another layer."""
         for name in [each for each in now if each not in confirmed]:
             for known in confirmed:
                 ours, theirs = NUMBER.findall(name), NUMBER.findall(known)

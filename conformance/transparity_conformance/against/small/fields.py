@@ -57,7 +57,7 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""By kind, the largest value in a small model. Sizes of these kinds do not depend on other sizes."""
+"""The largest value of each kind of field in a small model. Sizes of these kinds do not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
 """The pair (kind, value) of each field, by the field's name."""

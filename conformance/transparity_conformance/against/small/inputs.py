@@ -99,7 +99,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the value of the first field in `names` that the configuration, or a nested one, contains."""
+        """Return the value of the first field of `names` in the configuration or a nested configuration."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:

@@ -90,7 +90,7 @@ def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None)
             `build(config, parameters)`. For `build`, also check the tensors into which `build` loads the parameters.
         budget: the largest processor time of the search, in seconds.
 
-    Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
+    Raise `PortError` if the port cannot be built, or if a call of the port raises an error.
     """
     parameters = probe_parameters(config)
     return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget)

@@ -70,8 +70,9 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield two groups of tensors that may contain the parameter `ours`, or the parameters of the activation
-        `ours`. The first group has the layer's number in its names; the second has all tensors with unused elements."""
+        """Yield one or two groups of tensors that may contain the parameter `ours`, or the parameters of the activation
+        `ours`. The first group has the layer's number in its names. The last group contains all tensors with unused
+        elements."""
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
         near = [name for name in left if not place or place[1] in map(int, NUMBER.findall(name))]

@@ -171,8 +171,8 @@ NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, 
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """Return the steps that may bring a port's rotated features into the reference's order: a port may rotate
-    neighboring features or halves of a head. `{}` stands for the number of heads."""
+    """Return the steps that may bring a port's rotated features into the reference's order. A port may rotate
+    neighboring features, or the two halves of a head. `{}` stands for the number of heads."""
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
         return [""]

@@ -13,8 +13,8 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""Activations that linear maps of equal shape compute from the same input. Each activation has a later activation that
-shows whether two of these maps are swapped."""
+"""The later activation that changes if the parameters of two of these activations are swapped. The parameters have
+equal shapes, so the search could confuse them."""
 
 
 @dataclass(frozen=True)

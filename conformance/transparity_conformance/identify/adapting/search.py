@@ -3,8 +3,8 @@
 The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
 time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. With the
 right tensors and layout, the reference's activation is among the port's values. Matched parameters stay fixed for later
-groups, so each layout of each group needs only one run. If no layout is right, the search adds known faults to the
-reference, so that wrong ports are matched, too.
+groups, so each layout of each group needs only one run of the reference. If no layout is right, the search adds known
+faults to the reference, so that wrong ports are matched, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from transparity_conformance.oracle.undetermined import split
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
 SCORES = ("scores", "weights", "scores in order")
-"""The comparisons that identify queries and keys, the most certain first.
+"""The comparisons with the port's values that identify queries and keys, the most certain first.
 
 1. Attention scores and weights agree; if queries and keys were swapped, the weights would differ.
 2. Only the weights agree, because a port may shift its scores.

@@ -61,8 +61,8 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """If a fault explains a newly matched tap, and more values match with this fault in every layer, add the fault.
-        Among several faults, choose the fault with the most matches. Ports usually run a wrong line in every layer."""
+        """Add the fault that explains a newly matched tap and, applied in every layer, adds the most matches, if any.
+        Ports usually run a wrong line in every layer."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):

@@ -105,7 +105,7 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
     """Return the line of the first value on which the logits depend, but which the forward pass (`right`) does not
-    compute. If the line also computes right values in this step, return the caller's line, which passed wrong
+    compute. If the line also computes right values in this step, return the caller's line, which probably passed wrong
     arguments."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     same, rounding = _by_line(right), budget / scale
@@ -128,8 +128,8 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
-    """Return a function that finds the operations with the same name and line as a given operation. If there are
-    several, the function returns the operations with the most common lines on the call stack."""
+    """Return a function that finds the operations with the same name and line as a given operation. If several
+    operations have this name and line, the function returns the operations whose call stacks share the most lines."""
     by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
     for each in operations:
         for count in range(1, len(each.stack) + 1):

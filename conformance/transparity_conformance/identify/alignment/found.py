@@ -108,7 +108,7 @@ class Found:
 
     def admits(self, tap: str, index: int) -> bool:
         """Return whether an operation lies on a path from a tap directly before `tap` to a tap directly after `tap`.
-        One path is enough, because a fault may remove the others."""
+        One path is enough, because a fault may remove the other paths."""
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))

@@ -22,8 +22,8 @@ from transparity_conformance.matching.recorded import Layout, Match, Recorded, l
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Return matches of the `lost` taps that the data flow identifies; start with the last tap. If several operations
-    fit, prefer the operation from which the reference computes the port's next known values."""
+    """Match the `lost` taps by the data flow, starting with the last tap. If several operations fit, prefer the
+    operation from which the reference computes the port's next known values."""
     known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -121,8 +121,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that only `moved` taps read, and whose match is also the match of one of their inputs. For
-    example, if a port applies a norm later than the reference, the norm's tap equals the norm's input."""
+    """Return each tap that only `moved` taps read, and that has the same match as one of its inputs. For example, if a
+    port applies a norm later than the reference, the norm's tap equals the norm's input."""
     return [
         tap
         for tap, match in found.matches.items()

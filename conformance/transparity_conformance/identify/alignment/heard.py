@@ -89,8 +89,8 @@ def row_of(probe: Probe) -> Probe:
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of logits with the right shape over all probes, or None if these logits are
-    right."""
+    """Return the largest divergence of the logits over all probes, or None if no divergence exceeds the budget. Ignore
+    logits with a wrong shape."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]

@@ -1,4 +1,4 @@
-"""Find a port's values that the reference computes with a fault of the catalogue, and compute intermediate results."""
+"""Find a port's values that the reference computes with a fault of the catalogue, or as intermediate results."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
 def tables(probe: Probe) -> list[np.ndarray]:
     """Return the tables that depend only on positions: angles, their sines and cosines in one table, ALiBi slopes,
-    distance biases. Return each table also negated."""
+    distance biases. Return each table and its negation."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

@@ -27,11 +27,11 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference, also with the faults `besides`, computes the value between the port's earlier taps and `where`.
+    reference, with or without the faults `besides`, computes the value between the port's earlier taps and `where`.
 
     If no value is wrong, the port may omit an operation. Then return the operation that uses the tap's value, if the
-    tap is a norm or equals one of its inputs. Otherwise, and if the wrong operation has no line, return the tap's
-    operation. `error` and `budget` determine the tolerance for rounding.
+    tap is a norm or equals one of its inputs. In all other cases, and if the wrong operation has no line, return the
+    tap's operation. `error` and `budget` determine the tolerance for rounding.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
@@ -113,8 +113,8 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
     """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
-    Return the later neighbor if the reference also uses the omitted operation's input elsewhere, or if this function
-    directly runs only the later neighbor."""
+    Return the later neighbor if only this neighbor runs directly in the calling function, or if the reference also uses
+    the omitted operation's input elsewhere."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)

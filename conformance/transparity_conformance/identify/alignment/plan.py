@@ -34,7 +34,7 @@ class Plan:
     in_order: Matches
     """For some taps, a later operation with the tap's elements, in which the axes have the tap's order."""
     unchanged: Mapping[str, Sequence[Match]]
-    """For each tap, the operations directly after it that leave the value unchanged, such as a mask without padding."""
+    """For each tap, the next operations that leave the tap's value unchanged, such as a mask without padding."""
     known: Combination
     """The known faults that the reference applied in the aligned call."""
 
@@ -75,8 +75,8 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the elements of `match` in the tap's order of axes, or None. In another call, two
-    axes may have equal lengths; the shape identifies the axes only in the tap's order."""
+    """Return the first operation with the elements of `match` in the tap's order of axes, or None. Only this order
+    identifies the axes in another call, in which two axes may have equal lengths."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -148,9 +148,9 @@ def _ways(
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
     """Return, for each tap, the operation from which to read the tap in another call. The keys of `moved` are the
-    operations that occur in this call (None for all). Prefer an operation in the tap's order of axes, then the matched
-    operation, then a later operation with the same value. For several rows, a framework may run another operation than
-    for one row."""
+    operations that occur in the other call; None if all occur. Prefer an operation in the tap's order of axes, then the
+    matched operation, then a later operation with the same value. For several rows, a framework may run another
+    operation than for one row."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -198,8 +198,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. In the other call, a tap's counterpart
-    is the input of the same reader: after a loop over experts, the last sum."""
+    """Map operations of the aligned call to their counterparts in another call. The counterpart of a tap's operation is
+    the input of the same reader: for example, the last sum of a loop over experts."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

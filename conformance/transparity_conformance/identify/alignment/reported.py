@@ -38,7 +38,7 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
     """Drop the causes of a wrong activation if the same line computes another wrong activation of the same kind that
-    has no cause. A cause that explains only some of a line's norms, for example, explains them by chance."""
+    has no cause. For example, a cause that explains only some of a line's norms probably does so by chance."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -109,8 +109,8 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
 
 def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Source | None:
     """Return the operation's line or, if this line also computes right taps of the same encoder or decoder, a caller's
-    line. A tap of whole numbers is no evidence: the attention weights of a single key are always 1. If a fault is
-    unexplained, only right taps of the same layers count, because the report leaves out later faults."""
+    line. Ignore right taps that contain only integers: for example, the attention weights of a single key are always 1.
+    If a fault is unexplained, only right taps of the same layers count, because the report leaves out later faults."""
     wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
     depth = 1 if all(fault.causes for fault in report.faults) else 3
     near = tuple(".".join([*tap.split(".")[:depth], ""]) if "." in tap else "" for tap in wrong)

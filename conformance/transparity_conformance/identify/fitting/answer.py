@@ -98,7 +98,6 @@ class Fit:
     share: float
     """The largest difference between the module and the reference with this configuration, divided by the budget."""
     template: str
-    """The name of the nearest template."""
     differences: Differences
     untold: dict[str, str]
     """Undetermined fields, each with the reason. Other values of such a field lead to the same outputs."""

@@ -155,7 +155,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
     others = eps_besides(named, kind, eps)
-    found.remarks += [f"{name} has eps {each:g}; the others {eps:g}" for name, each in others.items()]
+    found.remarks += [f"{name} has eps {each:g}; the other norms have eps {eps:g}" for name, each in others.items()]
     return kind, eps
 
 

@@ -47,7 +47,7 @@ LEAST_EPS, MOST_EPS = 1e-14, 1e-1
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
-    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process. Raises
+    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process. Raise
     `PortError` if there is no module, or if the process sends no answer within `timeout` seconds."""
     build = isolated_build(spec, timeout, "")
     try:
@@ -58,15 +58,16 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 
 def fit(module: Any, seed: int = 0) -> Fit:
     """Find the configuration of a module, or of the module that a function without arguments returns. The module's
-    weights stay unchanged. Raises a `FitError`, which names the first part that no configuration expresses."""
+    weights stay unchanged. Raise a `FitError` if no configuration fits; the error names the first part without a
+    configuration field."""
     with kept(module):
         return fitted(FittedModel(made_by(module, None), seed))
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Return the first confirmed configuration of a model or, if none is confirmed, the one with the smallest error.
-    Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
-    first. If all interpretations fail, raise the error of the interpretation that found the most fields."""
+    """Return the first confirmed configuration of a model; if none is confirmed, the configuration with the smallest
+    error. Try several interpretations of the recording: with or without loops over heads or rows, and with queries or
+    keys first. If all interpretations fail, raise the error of the interpretation that found the most fields."""
     errors: list[FitError] = []
     made: list[Fit] = []
     for loops in get_args(Loops):
@@ -98,8 +99,8 @@ def _collected(errors: list[FitError], known: Mapping[str, Any]) -> Iterator[Non
 
 
 def _readings(subject: FittedModel, errors: list[FitError]) -> Iterator[Fit]:
-    """Yield two fits: the first assumes that the module computes queries before keys, the second that it computes keys
-    first."""
+    """Yield at most two fits: one assumes that the module computes queries before keys, and the other assumes keys
+    before queries."""
     calls, sizes_found = list[RecordedCall](), dict[str, Any]()
     with _collected(errors, sizes_found):
         sizes, plain = inputs.first_answer(subject)
@@ -161,7 +162,7 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
     """Compare the module with the reference, on the recorded calls and on the probes of a check. Set undetermined
-    fields to the values of the nearest template if the module then still agrees."""
+    fields to the values of the nearest template if the module still agrees with the reference."""
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)

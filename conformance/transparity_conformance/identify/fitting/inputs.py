@@ -21,7 +21,7 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""In a large vocabulary, only this many first and last tokens are tried as the padding token."""
+"""The numbers of first and last tokens of a large vocabulary that `fit` tries as the padding token."""
 
 MOST = 512
 """The largest number of table rows to try as a length."""
@@ -147,7 +147,7 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def may_pad(size: int) -> np.ndarray:
-    """Return the tokens of a vocabulary that are tried as the padding token."""
+    """Return the tokens of a vocabulary to try as the padding token."""
     return np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
 
 

@@ -60,7 +60,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.fields |= kinds
         else:
             found.untold["layer_types"] = (
-                "every attention layer has the window, so no layer shows which kinds have the window"
+                "every attention layer has the window, so no difference between layers shows their types"
             )
             found.untold["layer_overrides"] = "the value depends on layer_types"
         return
@@ -152,7 +152,7 @@ def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
 
 
 def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
-    """Add the padding fields of a model without attention: compare the outputs of all calls."""
+    """Add the padding fields of a model without attention: compare the reference with the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
     options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []

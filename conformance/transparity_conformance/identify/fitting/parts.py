@@ -170,7 +170,7 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 
 
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
-    """Return the sublayers with the reference's names. Raises `FitError` unless each layer ends with a feed-forward, or
+    """Return the sublayers with the reference's names. Raise `FitError` unless each layer ends with a feed-forward, or
     no layer has a feed-forward."""
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
@@ -227,4 +227,4 @@ def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> 
             return Head("classes", one, pooler, activation or "none")
     if output.shape[1] == embed_dim:
         return Head("pooled")
-    raise FitError(f"The output has the shape {output.shape}, but no linear map after the last layer returns it.")
+    raise FitError(f"No linear map after the last layer returns the output, which has the shape {output.shape}.")

@@ -19,7 +19,7 @@ from transparity_numpy.norms.heads import query_key_norm
 from transparity_numpy.positions.in_attention import alibi_slopes, relative_buckets
 
 FEW = 4
-"""The largest number of rotated features for which angles do not distinguish another rope_theta from scaling."""
+"""With at most this number of rotated features, the angles fit a scaling as well as another rope_theta."""
 
 
 @dataclass(frozen=True, eq=False)

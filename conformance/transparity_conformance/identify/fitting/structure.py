@@ -112,7 +112,7 @@ def sublayers(
     """Return the sublayers in execution order, and the linear maps after the last sublayer.
 
     Args:
-        keys_first: whether the module computes keys before queries; used if both have the same shape.
+        keys_first: whether the module computes keys before queries; used if keys and queries have the same shape.
         recurrences: for each recurrence, the convolutions and the linear maps of their input.
     """
     found: list[Sublayer] = []
@@ -175,7 +175,7 @@ def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
     """Return the attention with the weights `softmax`, and the part of a fused map that the attention does not read.
-    `_values` finds the features of the value; the first of the other features are the query and the key. If the value's
+    `_values` finds the features of the value; the other features start with the query and the key. If the value's
     features are not consecutive, the features of query, key and value alternate by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:

@@ -22,7 +22,7 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.isolation import RemotePort
 
 SPREAD = 0.3
-"""The standard deviation of random vectors around their mean initial value, which is clipped to ±1.
+"""The standard deviation of a vector's random elements; their mean is the mean initial value, clipped to ±1.
 
 Initial values themselves would give a recurrence short time steps, which hardly change its states.
 """
@@ -38,7 +38,7 @@ KERNEL = 4
 """The number of axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""Loops over heads are recognized up to this number of heads."""
+"""The largest number of heads for which `fit` recognizes loops over heads."""
 
 
 class FitError(PortError):

@@ -39,9 +39,9 @@ class Convolution:
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the parameters that may be kernels, as (features, width). PyTorch stores (features, 1, width), flax (width,
-    1, features), and other code stores matrices. Yield both orientations, because a narrow model may have fewer
-    features than the kernel has positions."""
+    """Yield the parameters that may be kernels, as (features, width). PyTorch stores the shape (features, 1, width),
+    flax stores (width, 1, features), and other code stores matrices. Yield both orientations, because a narrow model
+    may have fewer features than the kernel has positions."""
     for name, value in values.items():
         matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
         if matrix.ndim != 2:

@@ -118,9 +118,9 @@ def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield the operations that add a term of positions to the token embeddings. The factor of the embeddings is 1 or,
-    if `is_scaled` is true, √width or any other number. Fit this other number to the differences between rows of the
-    batch, because positions add the same term to every row."""
+    """Yield a `Sum` for each operation that adds a term of positions to the token embeddings. The factor of the
+    embeddings is 1 or, if `is_scaled` is true, √width or any other number. Fit this other number to the differences
+    between rows of the batch, because positions add the same term to every row."""
     across = looked_up - looked_up.mean(0)
     for operation in operations:
         if operation.value.size != looked_up.size:

@@ -34,7 +34,7 @@ class FoundFields:
     """Values of `relative_max_distance` that agree with all stacks."""
 
     def config(self, **others: Any) -> TransformerConfig:
-        """Return the configuration with the known fields; `others` replaces some of them. Raises `FitError` if the
+        """Return the configuration with the known fields; `others` replaces some of them. Raise `FitError` if the
         fields contradict each other."""
         try:
             return TransformerConfig(**self.fields | others)

@@ -74,7 +74,7 @@ class Head:
 
 
 def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
-    """Return the head whose last map is the last of `maps`; the map before may be its transform."""
+    """Return the head that ends with the last of `maps`; the previous map may be the head's transform."""
     *before, last = maps
     for one in before[-1:] if before and before[-1].made.shape == last.given.shape else ():
         for function in ACTIVATIONS.values():
@@ -92,9 +92,9 @@ def activation_between(linear: Linear, made: np.ndarray) -> str | None:
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, batch · length) that pool the states of each row. A matrix selects the first or last
-    position, or the position of a token, or returns a mean. A mean includes all positions, or leaves out the positions
-    of one token, which may be padding."""
+    """Yield matrices (batch, batch · length) that pool the states of each row. A matrix selects the first position, the
+    last position or the position of a token, or computes a mean. A mean includes all positions, or leaves out the
+    positions of one token, which may be padding."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield averaged(np.ones((batch, length)))

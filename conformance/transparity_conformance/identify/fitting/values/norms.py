@@ -103,8 +103,8 @@ class Norms:
         return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the batch norm that turns `x` into `made`, or None. In the state dict, weight and bias must be
-        neighbors, and so must the running mean and variance."""
+        """Return the batch norm that turns `x` into `made`, or None. In the state dict, the weight must be next to the
+        bias, and the running mean next to the running variance."""
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)

@@ -40,7 +40,7 @@ def digits(value: float) -> int:
 def settle(
     estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
 ) -> float:
-    """Return a simple number that fits as well as `estimate`: a `preferred` number, or one with few digits.
+    """Return a simple number that fits as well as `estimate`: a `preferred` number, or a number with few digits.
 
     Args:
         error: a function that returns the relative error of a number.

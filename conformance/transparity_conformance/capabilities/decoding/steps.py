@@ -107,7 +107,7 @@ def _padded(length: int) -> tuple[int, int, int]:
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
     """Return the sizes of steps. If the text is one token longer than a threshold, the last step has one token, which
-    exceeds the threshold. Otherwise, the sizes are random after a first step that is longer than most windows."""
+    exceeds the threshold. Otherwise, the first step has half of the text, and the later steps have random sizes."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1

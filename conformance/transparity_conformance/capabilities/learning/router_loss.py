@@ -91,7 +91,7 @@ def why_no_router_loss(probe: Probe, dtype: str) -> str:
 
 @kept_in(0)
 def router_loss(probe: Probe, rule: Rule) -> RouterLoss | None:
-    """Return a function of the routers' logits that computes one batch's auxiliary loss; None for `no_loss`.
+    """Return a function of the routers' logits that computes one batch's auxiliary loss; None if `rule` is `no_loss`.
 
     Padding tokens count unless a mask hides them from queries.
     """

@@ -119,7 +119,7 @@ Write = Callable[[TransformerConfig], Fields | None]
 """A function that returns the config.json of a configuration; None if the family cannot express the configuration."""
 
 Changed = list[Variant]
-"""Variants that make the same change. The audit uses the first variant that changes the logits."""
+"""Variants that make the same change. The audit uses the first two variants that change the logits."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:

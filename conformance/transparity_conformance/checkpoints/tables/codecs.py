@@ -137,7 +137,7 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors, such as sinusoids. A tensor in a file with other values is a parameter."""
+    """Functions that compute tensors, such as sinusoids. If a file has other values, the tensor is a parameter."""
     classifier: Classifier | None = None
 
     def variant(

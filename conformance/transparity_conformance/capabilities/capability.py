@@ -273,7 +273,7 @@ class Capability:
     sizes: Callable[[Any], tuple[int, int]] | None = None
     """A function that returns (rows, tokens) of a request; None if the report does not state these numbers."""
     is_discrete: bool = False
-    """Whether a row is right or wrong as a whole, such as generated tokens; a fault may then change only a few rows."""
+    """Whether a row is only right or wrong as a whole, like generated tokens; a fault may change only a few rows."""
 
     def reach(self, requests: Requests) -> str:
         """Describe how many tokens were compared. For discrete results, add a 95 % bound on the rate of wrong rows."""

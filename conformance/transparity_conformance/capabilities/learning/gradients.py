@@ -174,7 +174,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", why, factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield a cause if gradients are missing or have a common factor. `actual` has the port's derivatives."""
+        """Yield a cause if gradients are missing, or if one factor explains `actual`, the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):

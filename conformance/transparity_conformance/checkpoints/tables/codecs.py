@@ -114,8 +114,8 @@ class Family:
     example: Fields
     """The config.json of a small model.
 
-    All sizes differ, so that no two axes can be confused. Ratios that ports rely on are kept, such as GPT-2's 4 ×
-    n_embd or the width of Llama's heads.
+    All sizes differ, so that no two axes can be confused. Sizes keep the ratios on which ports rely, such as GPT-2's
+    4 × n_embd or the width of Llama's heads.
     """
     always: Fields
     """The `TransformerConfig` fields that are equal in all models of the family."""

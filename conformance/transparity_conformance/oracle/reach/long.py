@@ -89,7 +89,7 @@ def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score
     """Return a range of keys that contains all keys that a block of queries sees.
 
     If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the range
-    extends from the first query's first key to the last query's last key; the other queries see no keys outside it.
+    extends from the first query's first key to the last query's last key, because windows only move forward.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:

@@ -80,7 +80,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:
-        made.append(StepRequest("two batches in turns", probe, _padded(length), (slice(0, 4), slice(4, None))))
+        made.append(StepRequest("two batches in turn", probe, _padded(length), (slice(0, 4), slice(4, None))))
         made.append(StepRequest("one token, then all others", probe, (1, length - 1)))
         made.append(StepRequest("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
     if longest := forward.probes.get("longest"):

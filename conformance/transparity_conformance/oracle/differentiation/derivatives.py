@@ -59,7 +59,7 @@ The logits may be complex.
 """
 
 RouterLoss = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""A function that computes an additional loss from the logits (batch, length, experts) of routers, by tap."""
+"""A function that computes an additional loss from {tap: logits of a router (batch, length, experts)}."""
 
 
 def of_routers(into: dict[str, Any], then: Tap = identity) -> Tap:

@@ -425,7 +425,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls: a few short calls, calls just beyond thresholds and powers of two, and all others."""
+    """Yield a few short calls, calls just beyond thresholds and powers of two, and calls of all other lengths."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return

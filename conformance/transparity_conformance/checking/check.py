@@ -70,12 +70,12 @@ def check(
 
     Args:
         build: `build(config, parameters)` that returns `forward(**tokens)`, `load(folder)`, or text `file.py:NAME`.
-        preset, family: The name of a preset, which the checker makes small, or the family whose folders a loader reads.
-        config, parameters: Your own configuration instead of a preset, and your parameters instead of random ones.
-        dtype, logits_only, quick: The precision, and whether to compare only logits, or only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process, how many ranks, and how many seconds for a reply.
-        budget, name, lengths: The seconds for a search for causes, the port's name, and the lengths of long prompts.
-        audit, progress, located: Whether ignored fields are errors, and callbacks for progress and the first report.
+        preset, family: The name of a preset, which the checker makes small; the family whose folders a loader reads.
+        config, parameters: Your own configuration instead of a preset; parameters instead of random parameters.
+        dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
+        budget, name, lengths: The seconds for each search for causes; the port's name; the lengths of long prompts.
+        audit, progress, located: Whether ignored fields are errors; progress callback; callback for the first report.
     """
     if other:
         return _check_against(dict(locals()))

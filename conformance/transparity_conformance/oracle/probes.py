@@ -262,7 +262,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second reverses the frames of the first; the third has silence after a quarter."""
+    """Draw random spectrograms. Spectrogram 1 reverses the frames of spectrogram 0; spectrogram 2 ends with silence."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]

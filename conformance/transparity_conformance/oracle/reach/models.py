@@ -306,8 +306,8 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If other calls already cover lengths up to `reached`, the calls have few tokens or the length `RAGGED`. Longer calls
-    than `reached` are near a threshold or a power of two.
+    If other calls already cover lengths up to `reached`, the calls are short or have the length `RAGGED`. Further calls
+    are longer than `reached`, and near a threshold or a power of two.
     """
     calls = list(_calls(config, config.max_length))
     if reached:

@@ -25,10 +25,10 @@ Probes = Mapping[str, Probe]
 """Probes (configuration, weights and inputs) of one model, by name. Most capabilities use only the first probe."""
 
 Requests = Mapping[str, Any]
-"""Requests by a key such as `generate.0`, with which the names of tensors start. Messages show the request's `name`."""
+"""Requests by key, such as `generate.0`. The names of a request's tensors start with the key of the request."""
 
 Answers = Mapping[str, np.ndarray]
-"""A port's results, by the names that the tensors have in a bundle."""
+"""A port's results by tensor name, as in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -161,7 +161,7 @@ def compare_answers(
         fitted: Returns causes with a fitted number, given the worst answer. These causes count if no fault explains the
             answers.
         notes: Returns notes for the report.
-        reports_first: Whether to report the first wrong answer, to the simplest request, instead of the largest error.
+        reports_first: Whether to report the first wrong answer, not the largest error; simple requests come first.
     """
     found = {each: judged(each, None) for each in given}
     worst = max(found, key=lambda each: found[each].share)
@@ -215,7 +215,7 @@ class Way:
     is_listed: bool = True
     """Whether reports list an optional claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""
-    """The id of another claim. Unless the port agrees in the other claim, this claim is not compared."""
+    """The id of another claim, in which the port must agree before this claim is compared; empty for no condition."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype that returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
@@ -261,9 +261,9 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that returns the request with the values in a bundle, which another machine may have rounded."""
+    """A function that replaces values of the request by values of a bundle that another machine may have written."""
     free_fields: tuple[str, ...] = ()
-    """The fields of the manifest's entry that `received` reads."""
+    """The fields that `received` reads from the request's entry in the manifest."""
     stays: int | None = None
     """The index of an item in the method's result that must stay in the port's process, such as a cache."""
     missing_is_wrong: bool = False
@@ -273,7 +273,7 @@ class Capability:
     sizes: Callable[[Any], tuple[int, int]] | None = None
     """A function that returns (rows, tokens) of a request; None if the report does not state these numbers."""
     is_discrete: bool = False
-    """Whether a row is right or wrong as a whole, such as generated tokens; a fault may then change only a few rows."""
+    """Whether a row is only right or wrong as a whole, like generated tokens; a fault may change only a few rows."""
 
     def reach(self, requests: Requests) -> str:
         """Describe how many tokens were compared. For discrete results, add a 95 % bound on the rate of wrong rows."""

@@ -136,7 +136,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Within the context, raise `ChangedInPlaceError` if a call writes to an integer array among the arguments."""
+    """At the end of the context, raise `ChangedInPlaceError` if an integer array among the arguments has changed."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"

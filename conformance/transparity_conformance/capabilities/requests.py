@@ -26,7 +26,7 @@ MANY = 8
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""The length of a long prompt, unless a test of a threshold needs a longer prompt."""
+"""The largest length of a prompt in `_across`, unless the generated text crosses a threshold."""
 
 SEARCHED = 6
 """The largest number of new tokens in a beam search."""
@@ -122,12 +122,12 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """A function that returns a request to generate across the threshold of a given call; None for no requests."""
+    """A function (call) → a request for texts of about the same length; None for no such requests."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Return requests that generate more than `max_length` tokens, unless it is large; in one request, rows end early.
+    """Return requests for more than `max_length` tokens, or `LONGEST` if this is less; in one request, rows end early.
     Further requests have long prompts in one or `MANY` rows, with one or three new tokens."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
@@ -141,9 +141,9 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Return a request for prompts just shorter than a threshold, which the third new token exceeds.
+    """Return a request for prompts two tokens shorter than the text of `probe`, and for three new tokens.
 
-    If the longest text of `probe` crosses no threshold, use prompts of at most `LONG_PROMPT` tokens.
+    Prompts are cut to `LONGEST` tokens if the text is one token longer than a threshold, otherwise to `LONG_PROMPT`.
     """
     length, crossed = probe.lengths[-1], thresholds(probe.config).values()
     longest = LONGEST if length - 1 in crossed else LONG_PROMPT
@@ -248,7 +248,7 @@ def _with_changed_signs(probe: Probe) -> Arrays:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return two requests with different end tokens; return `beyond` unchanged if the model has no end token. The first
+    """Return two copies of `beyond` with different end tokens; without an end token, return `beyond` itself. The first
     end token occurs in no row, if possible. The second end token occurs at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     if config.eos_id is None:

@@ -95,8 +95,7 @@ def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICU
 
 
 def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
-    """Return two grids that are not square, with at least as many rows and columns as the model's, and a smaller
-    square.
+    """Return two grids that are not square and not smaller than the model's grid, and a smaller square grid.
 
     All grids have a square number of patches, because the reference has configurations only for square numbers. A port
     that computes height and width as the square root of this number returns wrong results.

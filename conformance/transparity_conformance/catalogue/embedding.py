@@ -140,8 +140,8 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the row of the position table for each position, with the shape (batch or 1, length). If the
-    configuration's `position_count` is `visible`, count only `visible` tokens."""
+    """Return the row of the position table for each position, with the shape (batch or 1, length). The mask `visible`
+    matters only if the configuration counts only visible tokens; by default, padding is not visible."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 

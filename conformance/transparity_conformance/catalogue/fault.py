@@ -63,9 +63,9 @@ class Fault:
     equivalents: tuple[str, ...] = ()
     """Ids of other faults that have exactly the same effect for all weights and inputs."""
     taken_from: Callable[[str], str] | None = None
-    """A function from a tap to the tap whose parameters a port with the fault uses instead."""
+    """A function (tap) → the other tap whose parameters the faulty port uses at this tap."""
     exchange: Fault | None = None
-    """If the fault uses one part's parameters in two parts, the fault that swaps the parameters of the two parts."""
+    """For a fault that uses one part's parameters in another part, too: the fault that swaps the parameters of both."""
     of_ranks: bool = False
     """Whether only a model that is sharded over several ranks can have the fault."""
     reshapes: str = ""

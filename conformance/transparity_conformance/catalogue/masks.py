@@ -71,7 +71,7 @@ BLIND: dict[str, Callable[[Value], Any]] = {
     "zero": lambda scores: 0.0,  # fused attention of PyTorch
     "by scores": softmax,
 }
-"""Functions (unmasked scores) → the weights of a query without a visible key, in ports with unequal weights."""
+"""Weights that ports give to a query without a visible key, instead of equal weights: functions of unmasked scores."""
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:

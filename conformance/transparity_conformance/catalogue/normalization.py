@@ -157,7 +157,7 @@ HEADS = {
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the other norms of the layer or the attention, whose parameters a port may use for the norm at `site`."""
+    """Return the other norms in the same layer or attention; a port may use their parameters for the norm at `site`."""
     if sites.is_head_norm(site):
         if config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
             return []  # The two norms have different sizes.
@@ -169,7 +169,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms in layers whose parameters a port may use for the norm after all layers."""
+    """Return the norms in the first and last layers; a port may use their parameters for the norm after all layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -306,7 +306,7 @@ LATENT_NORMS: Mapping[str, Settings] = {
     "eps outside": {"outside": True},
     "one-plus-weight": {"more": 1.0},
 }
-"""Wrong norms of a latent vector, as values of `NormForm`."""
+"""Wrong norms of a latent vector, as changed fields of `NormForm`."""
 
 
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -102,7 +102,7 @@ def run_all(
     logits_only: bool,
     answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
 ) -> Ran:
-    """Run a port on every probe, and pass each result to `answered`. If the port refuses a model, try further sizes."""
+    """Run a port on every probe, and pass each result to `answered`. If the port refuses a model, try other sizes."""
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):

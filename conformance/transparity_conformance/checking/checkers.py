@@ -117,7 +117,7 @@ class PortCheck:
 
     def is_loader(self, needed_by: str = "") -> bool:
         """Return whether the port takes one argument, as a loader does. Raise `UsageError` unless the port takes one or
-        two arguments. If the option `needed_by` needs a loader, the port must take one argument."""
+        two arguments. `needed_by` is an option that needs a loader, so that two arguments are also an error."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(

@@ -47,8 +47,8 @@ def check_command(
     `BundleError` if the program writes no valid output file. `check` documents the other arguments.
 
     Args:
-        command, timeout: The program with its arguments, and the time limit in seconds.
-        name, config: The name of a preset or the name `config`, and the configuration.
+        command: The program with its arguments. The time limit `timeout` is in seconds.
+        name: The name of the preset, or `config` for any other configuration.
         sections: The optional sections to write into the bundle.
         ranks: The number of processes. Each process gets its rank in the environment, and writes its own output file.
     """

@@ -1,4 +1,4 @@
-"""The options of `transparity check`, and rules for their combinations. Few imports make this file load fast."""
+"""The options of `transparity check`, and rules for their combinations. This file has few imports, so it loads fast."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration for a check on `ranks`; return the user's own configuration unchanged."""
+    """Return the configuration with sizes for `ranks` ranks; return the user's own configuration unchanged."""
     return config if ranks == 1 or name == "config" else divisible(config, ranks)
 
 

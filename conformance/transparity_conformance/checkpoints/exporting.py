@@ -114,7 +114,7 @@ def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, 
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that tests whether a family, if any, can express a configuration."""
+    """Return a function that tests whether a family can express a configuration; for None, it always returns True."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)

@@ -195,7 +195,7 @@ def _behind(piece: Piece, front: _Front) -> _Front:
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:
         return dataclasses.replace(front, x=x)
-    # A post-norm layer ends with a norm. Undo this norm, because the next model's embedding norm applies it again.
+    # A post-norm layer ends with a norm. Undo its gain and bias: the next model's embedding norm applies them again.
     scope = f"{stack}.layers.0.feed_forward_norm."
     norm = {name.removeprefix(scope): value for name, value in piece.parameters.items() if name.startswith(scope)}
     return dataclasses.replace(front, x=(x - norm["bias"]) / norm["weight"], norm=norm)

@@ -130,8 +130,8 @@ def called(parameter: str, table: Table) -> str:
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """Convert parameters to tensors, whose names have no prefixes. This is the inverse of `parts_of`. If a tensor has
-    several names, use the first. Tensors keep the dtype of their parameters. Leave out parameters outside the table."""
+    """Convert parameters to tensors without prefixes in their names; the inverse of `parts_of`. If a parameter has
+    several tensors in the table, use the first. Tensors keep the dtype. Leave out parameters outside the table."""
     tensors = {}
     for theirs, found_numbers in dict.fromkeys(_entries(parameters, table).values()):
         stored, numbers = table[theirs], dict(found_numbers)

@@ -183,8 +183,8 @@ def _files(folder: Path) -> list[Path]:
         files = _indexed(index)
         if is_file(folder / WEIGHTS) and folder / WEIGHTS not in files:
             raise CheckpointError(
-                f"{folder} has {WEIGHTS}, and an index of other files; expected only one, because loaders choose "
-                "different ones."
+                f"{folder} has {WEIGHTS}, and an index of other files; expected only one of the two, because some "
+                "loaders read the file, and others the index."
             )
         return files
     found = sorted(folder.glob("*.safetensors"))

@@ -13,7 +13,7 @@ REFERENCE = "numpy"
 
 @functools.cache
 def named() -> dict[str, str]:
-    """Return the entry point of each backend, by name; the reference comes first."""
+    """Return the value of each backend's entry point, by backend name; the reference comes first."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
 

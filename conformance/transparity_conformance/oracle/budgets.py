@@ -62,7 +62,7 @@ FITTED_WIDTH = Threshold(
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate, which permutes the terms of every sum. At 15,253 "
     "taps, the error is at most 1.42 × the oracle's error in float32, and at most 2.36 × in float64. At 99 % of the "
-    "taps, the error is below 0.62 ×. The factor is 1.7 times this maximum."
+    "taps, the error is below 0.62 ×. The factor 4 is 1.7 times the largest of these numbers."
 )
 ROUNDED = (
     "Half precisions use the constants of float32, because a port must sum in float32 and round the results. If "
@@ -78,8 +78,8 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The number of points at which the reference's error is measured. A point is a set of slightly changed weights. At a
-single point, the error may be small by chance."""
+"""The number of points at which the reference's error is measured. Each point after point 0 changes the weights
+slightly. At a single point, the error may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which one key gets most of the attention weight.

@@ -83,8 +83,8 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Return eight rows of text with the given lengths. A single stack gets parts of the passage of length `source`. An
-    encoder-decoder gets the pairs of sentences, cut or padded."""
+    """Return eight rows of text with the given lengths. Each row of a single stack has the next `source` tokens of the
+    passage. An encoder-decoder gets the pairs of sentences, cut or padded."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}

@@ -221,7 +221,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors from its bits, so that each read gives the same result."""
+    """Perturb a block of a matrix by factors from the block's bits, so that each read gives the same result."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place, because these lines take most of the time needed to read a matrix.

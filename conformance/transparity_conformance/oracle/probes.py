@@ -262,7 +262,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second one reverses the first; the third is silent after a quarter."""
+    """Draw random spectrograms. Spectrogram 1 reverses the frames of spectrogram 0; spectrogram 2 ends with silence."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -301,7 +301,7 @@ TEXT_TOKENS = 31
 """The size of the smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""A model with at least this number of parameters is called on only one probe, because each call takes very long."""
+"""A checkpoint with at least this number of parameters is called on one probe, because each call takes very long."""
 
 
 LONGEST = 256
@@ -326,7 +326,7 @@ def is_large(parameters: Arrays) -> bool:
 
 
 def is_huge(parameters: Arrays) -> bool:
-    """Return whether a model is called on only one probe, because each call takes very long."""
+    """Return whether a checkpoint is called on only one probe, because each call takes very long."""
     return sum(value.size for value in parameters.values()) >= HUGE
 
 

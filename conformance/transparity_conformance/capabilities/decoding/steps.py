@@ -80,7 +80,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:
-        made.append(StepRequest("two batches in turns", probe, _padded(length), (slice(0, 4), slice(4, None))))
+        made.append(StepRequest("two batches in turn", probe, _padded(length), (slice(0, 4), slice(4, None))))
         made.append(StepRequest("one token, then all others", probe, (1, length - 1)))
         made.append(StepRequest("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
     if longest := forward.probes.get("longest"):
@@ -107,7 +107,7 @@ def _padded(length: int) -> tuple[int, int, int]:
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
     """Return the sizes of steps. If the text is one token longer than a threshold, the last step has one token, which
-    exceeds the threshold. Otherwise, the sizes are random after a first step that is longer than most windows."""
+    exceeds the threshold. Otherwise, the first step has half of the text, and the later steps have random sizes."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1

@@ -61,7 +61,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
     """Return the error of the first wrong token or, if no token is wrong, the largest error. A wrong prompt, padding or
-    length has an infinite error. Results are cached, because the checker repeats calls."""
+    length has an infinite error. The error is cached, because a repeated request usually returns equal tokens."""
     return _judged(request, tokens.astype(np.int64).tobytes(), tokens.shape, dtype)
 
 

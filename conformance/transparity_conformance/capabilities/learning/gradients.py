@@ -150,7 +150,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error with the gradients in `settled`; infinity if any gradient is still wrong."""
+        """Replace some gradients by `settled`; return the largest error, or infinity if a gradient is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
@@ -174,7 +174,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", why, factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield a cause if gradients are missing or have a common factor. `actual` has the port's derivatives."""
+        """Yield a cause if gradients are missing, or if one factor explains `actual`, the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):

@@ -1,8 +1,8 @@
 """The auxiliary loss that balances the load of experts, as `transformers` defines it for Mixtral.
 
-The loss of E experts is E · Σ_e f_e · P_e. The share of tokens that choose the expert e is f_e, and the mean
-probability of e is P_e. The share and the mean are over the tokens of all layers, without masked padding. In the
-original loss (Fedus, Zoph and Shazeer, 2022, equations 4 to 6), each token chooses one expert.
+The loss of E experts is E · Σ_e f_e · P_e. Here, f_e is the share of tokens that choose the expert e, and P_e is the
+mean probability of e. Both f_e and P_e count the tokens of all layers, without masked padding. In the original loss
+(Fedus, Zoph and Shazeer, 2022, equations 4 to 6), each token chooses one expert.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def why_no_router_loss(probe: Probe, dtype: str) -> str:
 
 @kept_in(0)
 def router_loss(probe: Probe, rule: Rule) -> RouterLoss | None:
-    """Return a function of the routers' logits that computes one batch's auxiliary loss; None for `no_loss`.
+    """Return a function of the routers' logits that computes one batch's auxiliary loss; None if `rule` is `no_loss`.
 
     Padding tokens count unless a mask hides them from queries.
     """

@@ -1,1 +1,1 @@
-"""The audit of a loader: does it follow every field of the configuration, and read every tensor of the file?"""
+"""The audit of a loader: whether the loader follows every field of config.json, and reads every tensor of the file."""

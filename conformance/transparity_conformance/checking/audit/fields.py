@@ -35,7 +35,7 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens. In most variants, both exceed the windows, buckets and original lengths."""
+"""The numbers of source and target tokens; in most variants, both numbers exceed the thresholds of the model."""
 
 ROWS = [0, 1, 3]
 """The rows of `mixed_inputs` in which every query sees a token: without padding, padded on the right, padded inside."""
@@ -152,8 +152,8 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
 """One or two variants that make the same change, each with a call that shows the change; None if no call shows the
-change. The audit tries the second variant if the port refuses the first variant, or if the first error is small enough
-to be chance."""
+change. The audit tries the second variant if the port refuses the first variant, or if the error on the first variant
+may be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -99,8 +99,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If all
-    kinds of tensors are `known`, return no needed tensors, because computing them takes long."""
+    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If
+    `known` contains the kinds of all tensors, return no needed tensors, because this computation takes long."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -146,7 +146,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Test whether the port fails without each tensor and, if the port is wrong, whether each tensor affects logits."""
+    """Test whether the port fails without each tensor and, if its logits are wrong, whether it reads each tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 

@@ -45,8 +45,8 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of other values of a field; the audit uses one value of each list. Each other option of a `Literal`
-    has its own list. All other values of a number share one list."""
+    """Yield lists of values to which the audit changes a field; one value of each list suffices. Each option of a
+    `Literal` has its own list, and all values of a number share one list."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -119,7 +119,7 @@ Write = Callable[[TransformerConfig], Fields | None]
 """A function that returns the config.json of a configuration; None if the family cannot express the configuration."""
 
 Changed = list[Variant]
-"""Variants that make the same change. The audit uses the first variant that changes the logits."""
+"""Variants that make the same change. The audit uses the first two variants that change the logits."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:

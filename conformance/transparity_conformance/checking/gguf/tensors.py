@@ -91,7 +91,7 @@ def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
     """Return the first known mistake that reproduces the tensor up to rounding, and the tensor with the mistake undone.
-    If no known mistake reproduces the tensor, return the checkpoint's tensor."""
+    If the values belong to another tensor, or no known mistake fits, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -217,7 +217,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Return the layouts that mistakes in a conversion may produce, by the cause's id."""
+    """Return the layouts that mistakes in a conversion may produce, by the cause's id and, after a colon, a number."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads

@@ -164,9 +164,9 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None for plain logits, and for a model with one output per row. Prefer forms
-    whose values agree, then logits, then the smallest error. Skip forms with wrong values, except for logits and for
-    forms with the axes of logits."""
+    """Return the form of a port's results; None if they have the shape of the logits, or if the model has one output
+    per row. Prefer forms whose values agree, then logits, then the smallest error. If all values are wrong, return
+    logits, or a form with the axes of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

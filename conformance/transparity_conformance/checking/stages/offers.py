@@ -111,8 +111,8 @@ def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> Capabi
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
-    """Call one object many times, and compare every result with the logits in `forward`. Some calls repeat the requests
-    of capabilities that agreed in `first`. `rows` are the capabilities that were compared; empty means all."""
+    """Call one object many times. Compare forward passes with the logits in `forward`, and repeat the requests of the
+    capabilities that agreed in `first`. `rows` are the capabilities that were compared; empty means all."""
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
     count = CALLS_OF_LARGE if is_large else CALLS
@@ -132,7 +132,7 @@ def compare_history(
 
 
 Again = Callable[[], Divergence]
-"""A function that repeats a claim's requests, and returns a new fault, or a divergence with the error 0."""
+"""A function that repeats a claim's requests; it returns the first new fault, or a divergence whose error is 0."""
 
 
 def _requests(

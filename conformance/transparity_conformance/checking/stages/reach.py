@@ -145,7 +145,7 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
-        if is_masked and logits.shape == expected.shape:  # left padding sees no key, so its logits are undefined
+        if is_masked and logits.shape == expected.shape:  # queries in left padding see no key
             logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:

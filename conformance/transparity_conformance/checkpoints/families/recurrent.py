@@ -151,7 +151,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds of the time step, and a `chunk_size` of about a quarter of the length, for other rounding."""
+    """Return the bounds of the time step, and a `chunk_size` that splits the longest text into several chunks."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

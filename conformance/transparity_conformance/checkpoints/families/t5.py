@@ -60,8 +60,8 @@ def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     """Return whether the head is tied to the embedding, and the scale of hidden states before the head.
 
     `transformers` 4 scales hidden states if `tie_word_embeddings` is true. In `transformers` 5, `tie_word_embeddings`
-    is always true, and `scale_decoder_outputs` decides about the scale. If a file has `scale_decoder_outputs`,
-    `tie_word_embeddings` is ignored. The head is always tied if the file has no `lm_head.weight`.
+    is always true, and `scale_decoder_outputs` determines the scale. If a file has `scale_decoder_outputs`, the result
+    does not depend on `tie_word_embeddings`. The head is always tied if the file has no `lm_head.weight`.
     """
     field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
     is_tied = field == "tie_word_embeddings" and row.as_flag(fields, field)

@@ -114,8 +114,8 @@ class Family:
     example: Fields
     """The config.json of a small model.
 
-    All sizes differ, so that no two axes can be confused. Ratios that ports rely on are kept, such as GPT-2's 4 ×
-    n_embd or the width of Llama's heads.
+    All sizes differ, so that no two axes can be confused. Sizes keep the ratios on which ports rely, such as GPT-2's
+    4 × n_embd or the width of Llama's heads.
     """
     always: Fields
     """The `TransformerConfig` fields that are equal in all models of the family."""
@@ -137,7 +137,7 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors, such as sinusoids. A tensor in a file with other values is a parameter."""
+    """Functions that compute tensors, such as sinusoids. If a file has other values, the tensor is a parameter."""
     classifier: Classifier | None = None
 
     def variant(

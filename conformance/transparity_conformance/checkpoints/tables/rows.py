@@ -121,7 +121,7 @@ class FieldRow:
     """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
     reads: tuple[str, ...]
     defaults: Fields
-    """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
+    """The values that `transformers` uses for missing fields. A missing field without a default is null or an error."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
     """A function from fields of config.json and the names of all tensors to `TransformerConfig` fields."""
     write: Write
@@ -227,8 +227,8 @@ def unwritten(config: TransformerConfig) -> dict[str, Any]:
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """Return a row with the defaults in `transformers` of the special tokens `pad`, `bos`, `eos` and
-    `decoder_start`."""
+    """Return a row for the special tokens `pad`, `bos`, `eos` and `decoder_start`, with their defaults in
+    `transformers`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 

@@ -59,7 +59,7 @@ The logits may be complex.
 """
 
 RouterLoss = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""A function that computes an additional loss from the logits (batch, length, experts) of routers, by tap."""
+"""A function that computes an additional loss from {tap: logits of a router (batch, length, experts)}."""
 
 
 def of_routers(into: dict[str, Any], then: Tap = identity) -> Tap:
@@ -141,7 +141,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """The number of derivatives per forward pass: one if the rows of a batch influence each other."""
+        """The number of derivatives per forward pass: one unless each row of a batch can have its own perturbation."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE

@@ -26,9 +26,9 @@ class Leaning(NDArrayOperatorsMixin):
     """A parameter with a different perturbation in each row of a batch, for use in NumPy operations.
 
     For row k of the batch, the parameter is w + i·h·v, where v is the outer product of the k-th vectors. A matrix
-    supports the product with its transpose, and the lookup of rows. A vector supports sums, products and the
-    exponential. Other operations would lose the derivative, so they raise `TypeError`. The batch must be the first axis
-    of activations.
+    supports the product with its transpose, the elementwise product, and the lookup of rows. A vector supports sums,
+    products and the exponential. Other operations would lose the derivative, so they raise `TypeError`. The batch must
+    be the first axis of activations.
 
     Args:
         value: The unperturbed parameter w, a matrix (out, in) or a vector (out,).
@@ -62,7 +62,7 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return this object; raise `TypeError` if `dtype` is not its own dtype."""
+        """Return this object; raise `TypeError` unless the object has the dtype `dtype`."""
         if np.dtype(dtype) != self.dtype:
             raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self
@@ -155,7 +155,7 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
     """Return the perturbation vectors for the rows of stacked batches, with zeros for rows of unperturbed batches.
 
     Args:
-        mine: For each perturbed batch, the number of the direction.
+        mine: {number of a perturbed batch: number of its direction in `parts`}.
         count, size: The number of batches, and the number of rows in a batch.
     """
     found = [np.zeros((count, part.shape[1])) for part in parts]
@@ -165,6 +165,6 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether the rows of a batch are independent. Rows affect each other through batch norm in training, and
-    through experts with limited capacity."""
+    """Return whether each row of a batch can have its own perturbation. In training, batch norm mixes the rows. Experts
+    get a list of tokens, without the axis of rows."""
     return not (training and config.norm == "batch") and not most_experts(config)

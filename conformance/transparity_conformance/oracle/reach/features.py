@@ -91,7 +91,7 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other `fields`; None if it is invalid or needs additional parameters."""
+    """Return the configuration with other `fields`; None if the result is invalid or needs other parameters."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:

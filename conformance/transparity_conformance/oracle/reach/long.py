@@ -89,7 +89,7 @@ def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score
     """Return a range of keys that contains all keys that a block of queries sees.
 
     If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the range
-    extends from the first query's first key to the last query's last key, because later queries see no earlier keys.
+    extends from the first query's first key to the last query's last key, because windows only move forward.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -186,7 +186,7 @@ class LongOracle:
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
     def noise(self, dtype: str) -> float:
-        """Return the reference's own error in `dtype`, with position tables by the least exact formula."""
+        """Return the reference's own error in `dtype`; the least exact formula computes the position tables."""
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]

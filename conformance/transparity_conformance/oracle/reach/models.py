@@ -306,8 +306,8 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If other calls already cover lengths up to `reached`, the calls are short, or of length `RAGGED`, or near a
-    threshold above `reached`.
+    If other calls already cover lengths up to `reached`, the calls are short or have the length `RAGGED`. Further calls
+    are longer than `reached`, and near a threshold or a power of two.
     """
     calls = list(_calls(config, config.max_length))
     if reached:
@@ -339,11 +339,11 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model. Each of up to three kinds of layers occurs at least twice."""
+"""The number of layers of the deep model: enough for each of three kinds of layers to occur twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers, because only later layers may be wrong; () if the port refuses the model."""
+    """Return a model with more layers, because a port may be wrong only in later layers; () if no model is accepted."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -425,7 +425,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls: a few short calls, calls just beyond thresholds and powers of two, and all others."""
+    """Yield a few short calls, calls just beyond thresholds and powers of two, and calls of all other lengths."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return

@@ -39,7 +39,7 @@ QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`."""
 
 
-ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; tests need more (CONTRIBUTING.md)'
+ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; for tests, see CONTRIBUTING.md'
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -232,7 +232,7 @@ def _of_session(
 
 
 def _is_quick_claim(item: pytest.Item) -> bool:
-    """Return whether `item` tests a claim that `nox -s conformance` also tests."""
+    """Return whether `item` tests the claim `ALWAYS`, or a claim that `nox -s conformance` also tests."""
     return "::test_claim[" in item.nodeid and (ALWAYS in item.nodeid or item.get_closest_marker("slow") is None)
 
 

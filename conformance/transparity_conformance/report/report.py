@@ -114,8 +114,8 @@ class Impact:
 
     A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which the output's largest element is not the reference's largest
-    element. In a language model, the largest element belongs to the most likely token."""
+    """The number of positions other than padding at which the index of the output's largest element differs from the
+    reference's index. In a language model, this index is the most likely token."""
     at_padding_only: bool
     head: str = "logits"
     """The field `head` of the configuration, which says what the model returns."""

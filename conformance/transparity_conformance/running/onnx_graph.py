@@ -50,7 +50,7 @@ class Graph:
     session: Any
     """The graph as an ONNX Runtime session."""
     inputs: dict[str, Any]
-    """The inputs, by their names in a graph of the whole model. A renamed input of tokens is `input_ids`."""
+    """The inputs, by their names in a graph of the whole model. Token ids have the name `input_ids`."""
     renamed: dict[str, str]
     """For each renamed input, its name in the graph."""
 

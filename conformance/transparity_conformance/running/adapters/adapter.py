@@ -23,7 +23,7 @@ from transparity_conformance.running.adapters import notation
 from transparity_conformance.running.adapters.notation import AdapterError, Lines
 
 ASKED = "?"
-"""The text in place of a line if a parameter's tensor is unknown. The user must replace it with the tensor's name."""
+"""The text in place of a line if a parameter's tensor is unknown; the user must replace `?` with the tensor's name."""
 
 KEYS = ("parameters", "zero", "unused")
 

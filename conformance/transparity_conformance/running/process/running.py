@@ -103,7 +103,7 @@ def run_listening(
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe; return its activations and operations. With `whole_numbers`, also record integers.
 
-    Leave out an operation if all recorded values would then exceed `largest_answer() / 2` bytes. Recording disables
+    Leave out operations whose values would make the record larger than `largest_answer() / 2` bytes. Recording disables
     compilers (`jit`, `torch.compile`), so the activations may differ by rounding from the result of `run`. The values
     of preallocated buffers are cut to the sequence length.
     """

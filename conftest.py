@@ -131,8 +131,8 @@ IN_FLOAT32 = {
     "bfloat16": (*PARTS, "decoding.chunks"),
     "float16": (*PARTS, *MODELS, "attention.long_sequences"),
 }
-"""Claims about Flax that `nox -s tests` defers, by the precision in which it defers them. The session still checks the
-claims about precision, and shorter claims about the same functions."""
+"""Claims about Flax that `nox -s tests` defers, by precision. The session still checks the claims about precision, and
+shorter claims about the same functions."""
 
 BY_OTHERS = (
     *("documents.printed_shapes", "generation.crops_context", "generation.sampling_options"),

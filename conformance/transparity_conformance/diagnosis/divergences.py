@@ -121,7 +121,7 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps in all layers after the first layer with such a divergence. Keep all
+    """Drop unexplained divergences at matched taps, except in the first layer with an unexplained divergence. Keep all
     divergences if the logits are unexplained or a shape is wrong. Also keep all divergences if the reference computes
     the port's logits from the causes and from the port's values at unexplained taps."""
     open_ = [each.where for each in divergences if not each.causes]

@@ -28,7 +28,7 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return the reduced precision that explains all differences, as a cause, or None. Rounding never explains a wrong
+    """Return a cause with the reduced precision that explains all differences, or None. Rounding never explains a wrong
     shape. If activations were matched by value, `alone` contains the results with only the logits."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None

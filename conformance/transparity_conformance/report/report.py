@@ -242,7 +242,7 @@ class Report:
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without a third implementation."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """The configuration fields with another value in the port's model, each with the given and the port's value."""
+    """The configuration fields whose value differs in the port's model, each as (given value, port's value)."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)

@@ -1,7 +1,7 @@
 """Use a loader of Hugging Face folders (a port's `load(folder)`, or transformers) like a `build(config, parameters)`.
 
-To build a model, write it to a folder (config.json, model.safetensors), and pass the folder to the loader. The port is
-called unchanged, with token ids as arrays of the port's framework.
+To build a model, the checker writes a folder (config.json, model.safetensors) and passes the folder to the loader. The
+port is called unchanged, with token ids as arrays of the port's framework.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Answer:
     """The single faults that reproduce the port's logits. The method `single` sets this attribute."""
 
     told: Combination = ()
-    """The faults that the report names. Together, they reproduce the port's logits."""
+    """The faults that the report names, which together reproduce the port's logits."""
 
     contradicts: Sequence[str] = ()
     """The taps that are wrong even with the faults `told`, because they are matched with wrong operations."""

@@ -60,7 +60,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.fields |= kinds
         else:
             found.untold["layer_types"] = (
-                "every attention layer has the window, so no layer shows which kinds have the window"
+                "every attention layer has the window, so the kinds of layers cannot be distinguished"
             )
             found.untold["layer_overrides"] = "the value depends on layer_types"
         return

@@ -120,8 +120,8 @@ def _is_same(cause: Cause, other: Cause) -> bool:
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
-    """Return a cause with the activations of all equal causes in `same`. Keep its alternatives only if all equal causes
-    have the same alternatives."""
+    """Return a cause with the activations of all equal causes in `same`. Keep the alternatives of the cause only if all
+    equal causes have the same alternatives."""
     says, _, others = cause.says.partition(OR)
     if any(each.says.partition(OR)[2] != others for each in same):
         cause = dataclasses.replace(cause, says=says)

@@ -94,7 +94,7 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its activations by name. Check their names and types, but not their shapes."""
+    """Run a port on a probe; return its activations by name. Check the names and types, but not the shapes."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 

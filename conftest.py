@@ -43,7 +43,7 @@ ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of a session; without the project, raise an error before other files of tests import it."""
+    """Add the options of a session. If the project is not installed, raise an error before test files import it."""
     if find_spec("transparity") is None:
         raise pytest.UsageError(ABSENT)
     parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of every test.")

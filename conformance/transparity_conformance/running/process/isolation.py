@@ -232,8 +232,8 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index, in the result of the method `name`, of an item (such as a cache) that stays in the port's
-    process. Return None if no item stays."""
+    """Return the index of an item that stays in the port's process, such as a cache, in the result of `name`. Return
+    None if the process sends all items."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -54,7 +54,7 @@ class HubBuild:
         if isinstance(parameters, str) and self.edit is None:
             return self._loaded(Path(parameters), config, options)
         parent = tempfile.mkdtemp(dir=self.root)
-        folder = Path(parent, "model")  # the same name every time, so that caching by name is found out
+        folder = Path(parent, "model")  # always the same name, to detect loaders that cache by name
         try:
             if isinstance(parameters, str):
                 shutil.copytree(parameters, folder)

@@ -186,7 +186,6 @@ ROWS = (
 
 
 def name_of(nodeid: str) -> tuple[str, str]:
-    """Return the file and the name of a test."""
     file, _, test = nodeid.partition("::")
     name, _, case = test.partition("[")
     if name == "test_claim":
@@ -250,7 +249,6 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add the duration of a test's set-up, call or teardown."""
     SECONDS[report.nodeid] += report.duration
 
 

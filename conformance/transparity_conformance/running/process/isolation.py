@@ -232,8 +232,7 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of an item that stays in the port's process, such as a cache, in the result of `name`. Return
-    None if the process sends all items."""
+    """Return the index of the item in the result of `name` that the port's process keeps, such as a cache, or None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -39,11 +39,11 @@ QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`."""
 
 
-ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; tests need more (CONTRIBUTING.md)'
+ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; for tests, see CONTRIBUTING.md'
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of a session; without the project, raise an error before other files of tests import it."""
+    """Add the options of a session. If the project is not installed, raise an error before test files import it."""
     if find_spec("transparity") is None:
         raise pytest.UsageError(ABSENT)
     parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of every test.")
@@ -131,8 +131,8 @@ IN_FLOAT32 = {
     "bfloat16": (*PARTS, "decoding.chunks"),
     "float16": (*PARTS, *MODELS, "attention.long_sequences"),
 }
-"""Claims about Flax that `nox -s tests` defers, by the precision in which it defers them. The session still checks the
-claims about precision, and shorter claims about the same functions."""
+"""Claims about Flax that `nox -s tests` defers, by precision. The session still checks the claims about precision, and
+shorter claims about the same functions."""
 
 BY_OTHERS = (
     *("documents.printed_shapes", "generation.crops_context", "generation.sampling_options"),
@@ -186,7 +186,6 @@ ROWS = (
 
 
 def name_of(nodeid: str) -> tuple[str, str]:
-    """Return the file and the name of a test."""
     file, _, test = nodeid.partition("::")
     name, _, case = test.partition("[")
     if name == "test_claim":
@@ -232,7 +231,7 @@ def _of_session(
 
 
 def _is_quick_claim(item: pytest.Item) -> bool:
-    """Return whether `item` tests a claim that `nox -s conformance` also tests."""
+    """Return whether `item` tests the claim `ALWAYS`, or a claim that `nox -s conformance` also tests."""
     return "::test_claim[" in item.nodeid and (ALWAYS in item.nodeid or item.get_closest_marker("slow") is None)
 
 
@@ -250,7 +249,6 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add the duration of a test's set-up, call or teardown."""
     SECONDS[report.nodeid] += report.duration
 
 

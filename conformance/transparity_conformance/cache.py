@@ -32,7 +32,7 @@ LARGEST = 2**28
 """The largest total size of the cache in bytes; a preset needs about 8 MB, and a Flax port's compiled code 2 MB."""
 
 LARGEST_FILE = 2**23
-"""A result is not cached if its arrays together have more bytes than this number."""
+"""The largest total size in bytes of the arrays of a cached result."""
 
 ROOTS = (
     "transparity",
@@ -159,8 +159,8 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the cached value with the key `identity`, or compute the value, which must be JSON, and cache it. Without
-    an `identity`, or outside of the context `keeping`, only compute the value."""
+    """Return the cached JSON value with the key `identity`, or compute and cache the value. Without an `identity`, or
+    outside of the context `keeping`, only compute the value."""
     return _kept(identity, ".json", compute, lambda value: json.dumps(value).encode(), json.loads)
 
 
@@ -206,8 +206,8 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write `content` and its checksum to a temporary file, and rename it, so that no process reads an incomplete file.
-    Ignore errors."""
+    """Write a checksum and `content` to a temporary file, and rename this file to `file`, so that no process reads an
+    incomplete file. Ignore errors of the operating system."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")

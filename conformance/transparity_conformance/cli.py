@@ -78,7 +78,7 @@ FAMILY_HELP = (
 SET_HELP = "With --family: value for a field of config.json, such as num_hidden_layers=6. Repeatable."
 COMMAND_HELP = (
     "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
-    "file. The two paths replace {bundle} and {actual} in the command, or are added at its end."
+    "file. The paths of the folder and the file replace {bundle} and {actual} in the command, or follow it."
 )
 BUDGET_HELP = "Time limit for each search for causes, in addition to a fixed limit of computation."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."

@@ -53,7 +53,7 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
         ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', but the port has no such tensor"),
         ({QUERY: ""}, "this parameter is not 0; name its tensor, or"),
         ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is not a parameter of this model"),
-        ({QUERY: None}, "no line for decoder.layers.0.self_attention.query.weight; add one"),
+        ({QUERY: None}, "no line for decoder.layers.0.self_attention.query.weight; add a line"),
     ],
 )
 def test_a_line_that_cannot_be_is_one_sentence(lines: dict[str, str | None], message: str) -> None:
@@ -70,7 +70,7 @@ def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
         model.extra = torch.nn.Linear(3, 5)
         return model
 
-    with pytest.raises(AdapterError, match=r"no line for 15 of 15 elements of the port's 'extra\.weight'"):
+    with pytest.raises(AdapterError, match=r"No line selects 15 of 15 elements of the port's 'extra\.weight'"):
         found().tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
 
 

@@ -109,7 +109,7 @@ def test_without_the_project_one_sentence_says_what_to_install(project: Path) ->
     ((passed, said),) = run(project, (".", ["--benchmark"]), program=WITHOUT)
     assert passed == set()
     install = 'python -m pip install ".[hub,benchmark]"'
-    assert said.strip() == f"ERROR: the project is not installed: {install}; tests need more (CONTRIBUTING.md)"
+    assert said.strip() == f"ERROR: the project is not installed: {install}; for tests, see CONTRIBUTING.md"
 
 
 SMALL = WORKLOADS["length-128"]

@@ -143,8 +143,8 @@ class Opened:
                 value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
                 if ours in parameters and not have_equal_numbers(parameters[ours], value):
                     raise CheckpointError(
-                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected equal numbers, because both are "
-                        f"{ours}: correct the weights, or the field of {CONFIG} that ties them."
+                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected equal numbers, because both "
+                        f"become {ours}: correct the weights, or the field of {CONFIG} that ties them."
                     )
                 parameters.setdefault(ours, value)
         held = {scale for name in parts if (scale := reading.scale_of(name, where)) is not None}

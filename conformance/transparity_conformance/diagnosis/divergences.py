@@ -1,18 +1,17 @@
 """Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments.
 
-The operations of a port may be matched with wrong taps. `consistent` therefore runs the reference with all causes, and
-with the port's values at unexplained taps. If this run does not reproduce the port's logits, `consistent` drops the
-causes at matched taps and at the logits. If the logits are unexplained, the run must reproduce the value before the
-logits instead.
+The checker may have matched operations of the port with wrong taps. `consistent` therefore runs the reference with all
+causes, and with the port's values at unexplained taps. The run must reproduce the port's logits or, if the logits are
+unexplained, the value before the logits. Below, a tap reads another tap if the reference computes the first tap
+directly from the other tap.
 
-The cause at a matched tap is also dropped if the reference computes this tap directly from an unexplained tap. The same
-applies if the reference computes an unexplained tap directly from this tap. If the logits are unexplained, the cause is
-also dropped if the reference directly computes only taps with dropped causes from this tap.
+`consistent` drops all causes at matched taps and at the logits if the run does not reproduce the logits (or the value
+before unexplained logits). A cause is also dropped if its tap reads an unexplained matched tap, or if an unexplained
+tap reads its tap. With unexplained logits, a cause is also dropped if only taps with dropped causes read its tap.
 
-An unexplained divergence is dropped if the reference computes its matched tap directly from an unexplained tap, or from
-a tap with a dropped cause. An explained divergence at a matched tap is dropped if no other tap depends on this tap in
-the reference with all causes. If some tap is unexplained, a divergence with a dropped cause is also dropped if another
-tap has the same value.
+`consistent` drops an unexplained divergence at a matched tap if the tap reads a matched tap without a cause or with a
+dropped cause. An explained divergence at a matched tap is dropped if no tap reads this tap in the reference with all
+causes. If some tap is unexplained, a divergence with a dropped cause is also dropped if another tap has the same value.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps in all layers after the first layer with such a divergence. Keep all
+    """Drop unexplained divergences at matched taps, except in the first layer with an unexplained divergence. Keep all
     divergences if the logits are unexplained or a shape is wrong. Also keep all divergences if the reference computes
     the port's logits from the causes and from the port's values at unexplained taps."""
     open_ = [each.where for each in divergences if not each.causes]
@@ -137,7 +136,7 @@ def _of_first_layer(
 
 
 def _is_passed(tap: str, results: Results) -> bool:
-    """Return whether another tap has the same value on every probe."""
+    """Return whether another tap has the same value as `tap` on every probe."""
     having = [result.recorded for result in results.values() if tap in result.recorded]
     others = set.intersection(*({name for name in each if name != tap} for each in having))
     return any(all(np.array_equal(each[tap], each[name]) for each in having) for name in others)
@@ -192,7 +191,7 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield subsets of `told`: single faults, the faults at `tap`, the faults with one to three ids, and all faults."""
+    """Yield subsets of `told`: each fault, the faults at `tap`, all faults with up to `DEEPEST` ids, and all faults."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())

@@ -43,7 +43,7 @@ class ProbeResult:
     """The precision that determines the budgets."""
 
     def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
-        """Return the port's value at `tap`, but `ours` where the right value depends on a convention or a near-tie."""
+        """Return the port's value at `tap`. Elements that depend on a convention or a near-tie come from `ours`."""
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:

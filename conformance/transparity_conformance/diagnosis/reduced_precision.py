@@ -28,8 +28,8 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return a cause, which is the reduced precision that explains all differences, or None. Rounding never explains a
-    wrong shape. If activations were matched by value, `alone` contains the results with only the logits."""
+    """Return a cause with the reduced precision that explains all differences, or None. Rounding never explains a wrong
+    shape. If activations were matched by value, `alone` contains the results with only the logits."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -68,7 +68,7 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision whose budgets cover all errors, and which represents all wrong values and the last value
+    """Return a lower precision whose budgets cover all errors, and which represents all wrong values and the logits
     exactly. Right values need not be exact: under `torch.autocast`, matrix products are in bfloat16, but norms and
     residuals are not."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
@@ -146,7 +146,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array that rounds both factors of matrix products. If `spreads`, results are also `Factors`."""
+    """An array that rounds both factors of matrix products. If `spreads`, results of operations are also `Factors`."""
 
     kind = "tf32"
     spreads = True
@@ -171,7 +171,7 @@ def factors(kind: str, value: np.ndarray, *, spreads: bool = True) -> Factors:
 
 
 def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
-    """Yield two hypotheses: linear maps round their factors to `kind`, or all matrix products do so."""
+    """Yield two hypotheses: only linear maps, or all matrix products, round their factors to `kind`."""
     for which, sites in (("linear maps", ()), ("matrix products", taps)):
         description = f"rounding of the factors of {which} to {kind}"
         alter = partial(_alter, kind.lower(), spreads=bool(sites))
@@ -181,7 +181,7 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
-    """Return the parameters in memory as `Factors`. Leave out parameters in files, which stay unchanged."""
+    """Return the parameters in memory as `Factors`; the parameters in files stay unchanged."""
     if site != PARAMETERS:
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}

@@ -59,7 +59,6 @@ class Base:
     """A walk without faults. Walks with faults reuse the values before their first fault."""
 
     computed: MutableMapping[str, np.ndarray]
-    """The values that the reference computes."""
     taps: Mapping[str, np.ndarray]
     """The values with which the walk continues: the port's values at recorded taps, computed values at all others."""
 

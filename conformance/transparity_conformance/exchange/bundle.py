@@ -77,7 +77,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections, and the sections that they need, in the order of `CAPABILITIES`."""
+    """Return `sections`, and the sections that each of `sections` needs, in the order of `CAPABILITIES`."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"A bundle has no section {name!r}; expected one of {', '.join(CAPABILITIES)}.")

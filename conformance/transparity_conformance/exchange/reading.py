@@ -1,7 +1,7 @@
 """Read bundles and results from untrusted sources.
 
 The checker compares all sizes with the configuration and the files before it loads a tensor. The checker computes the
-expected values anew, and refuses a bundle whose values differ from these by more than rounding.
+expected values anew, and refuses a bundle whose values differ from the computed values by more than rounding.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def as_rows() -> list[dict[str, Any]]:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Yield two texts for each field. The first has the name, the values and the default; the second is the meaning."""
+    """Yield two texts for each field: the name with the values and the default, and the meaning."""
     for row in as_rows():
         allowed = row["values"] if isinstance(row["values"], str) else ", ".join(row["values"])
         default = row.get("default", "")

@@ -24,7 +24,7 @@ class OutputError(TransparityError):
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise `OutputError` if a path cannot be written, or if two paths are the same. Call this before a check."""
+    """Raise `OutputError` if a path cannot be written, or if two paths are the same."""
     given = [path for path in paths if path is not None]
     for path in given:
         if path == STANDARD_OUTPUT:

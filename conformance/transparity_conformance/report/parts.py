@@ -137,7 +137,7 @@ class ThirdComparison:
             return f"{alone} differs from the other two: your port and {other} agree.  "
         if self.port_agrees or self.port_agrees_with_third:
             are_equal = self.port_agrees and self.port_agrees_with_third and self.references_agree
-            how = "All three agree" if are_equal else "Two of the three pairs agree"
+            how = "All three agree" if are_equal else "Two pairs agree, and one pair differs"
             return f"{how}: your port, {self.reference} and {self.third}. "
         return f"No two of the three agree: your port, {self.reference} and {self.third}. "
 

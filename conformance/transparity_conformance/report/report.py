@@ -114,8 +114,8 @@ class Impact:
 
     A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which the output's largest element is not the reference's largest
-    element. In a language model, the largest element belongs to the most likely token."""
+    """The number of positions other than padding at which the index of the output's largest element differs from the
+    reference's index. In a language model, this index is the most likely token."""
     at_padding_only: bool
     head: str = "logits"
     """The field `head` of the configuration, which says what the model returns."""
@@ -242,7 +242,7 @@ class Report:
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without a third implementation."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """The configuration fields with another value in the port's model, each with the given and the port's value."""
+    """The configuration fields whose value differs in the port's model, each as (given value, port's value)."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)

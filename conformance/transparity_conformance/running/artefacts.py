@@ -11,8 +11,8 @@ from transparity_conformance.storage.paths import is_file, is_folder
 @dataclass(frozen=True)
 class Runtime:
     module: str
-    """The module in `running` whose function `load(path)` returns a `build` with `limits`. Empty for GGUF files,
-    because only their tensors are compared."""
+    """The module in `running` whose function `load(path)` returns a `build` with an attribute `limits` (`Limits`).
+    Empty for GGUF files, because only their tensors are compared."""
     package: str
 
 

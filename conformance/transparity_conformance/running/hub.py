@@ -1,7 +1,7 @@
 """Use a loader of Hugging Face folders (a port's `load(folder)`, or transformers) like a `build(config, parameters)`.
 
-To build a model, write it to a folder (config.json, model.safetensors), and pass the folder to the loader. The port is
-called unchanged, with token ids as arrays of the port's framework.
+To build a model, the checker writes a folder (config.json, model.safetensors) and passes the folder to the loader. The
+port is called unchanged, with token ids as arrays of the port's framework.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HubBuild:
         if isinstance(parameters, str) and self.edit is None:
             return self._loaded(Path(parameters), config, options)
         parent = tempfile.mkdtemp(dir=self.root)
-        folder = Path(parent, "model")  # the same name every time, so that caching by name is found out
+        folder = Path(parent, "model")  # always the same name, to detect loaders that cache by name
         try:
             if isinstance(parameters, str):
                 shutil.copytree(parameters, folder)

@@ -24,8 +24,8 @@ READS = {IMAGES: "images", FRAMES: "frames of audio"}
 """The data in an input, by its name; other inputs contain token ids."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
-"""Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the
-matching outputs start with `present`."""
+"""The inputs that exported graphs may have in addition to token ids and a cache. A cache's inputs have names that start
+with `past`; the names of the matching outputs start with `present`."""
 
 PAST, PRESENT = "past", "present"
 
@@ -50,7 +50,7 @@ class Graph:
     session: Any
     """The graph as an ONNX Runtime session."""
     inputs: dict[str, Any]
-    """The inputs, by their names in a graph of the whole model. A renamed input of tokens is `input_ids`."""
+    """The inputs, by their names in a graph of the whole model. Token ids have the name `input_ids`."""
     renamed: dict[str, str]
     """For each renamed input, its name in the graph."""
 

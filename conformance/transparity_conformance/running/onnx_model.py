@@ -163,7 +163,7 @@ def session_of(model: str | bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Turn off the fallback, which prints a message and tries the same again.
+    # Turn off the fallback, which prints a message and repeats the failed attempt.
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 

@@ -185,7 +185,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
 }
 """The ways to call a model: a function that makes the call, and a function that tests whether a model supports it.
 
-An MLX module does not support `in_steps`, because its caller makes the cache, and its result contains no cache.
+An MLX module does not support `in_steps`, because the caller makes the cache, and the result contains no cache.
 """
 
 

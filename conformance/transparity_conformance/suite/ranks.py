@@ -37,7 +37,7 @@ ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 """Environment variables that hide GPUs, because a machine rarely has a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function to run on a rank. Its arguments are the rank's state and other values; its result must be picklable."""
+"""A function to run on a rank. The arguments are the rank's state and other values; the result must be picklable."""
 
 
 @dataclass

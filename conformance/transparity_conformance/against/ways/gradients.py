@@ -141,7 +141,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         reference_source=theirs,
     )
     wrong_of = f"wrong for {len(wrong)} of {count(len(shares), 'parameter')}"
-    says = f"gradients: {wrong_of}; in the backward pass, first for {first}"
+    says = f"gradients: {wrong_of}; the first of them in the backward pass is {first}"
     return CapabilityResult((claim,), (fault,), notes=(says,))
 
 

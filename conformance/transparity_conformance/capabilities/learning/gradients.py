@@ -112,7 +112,7 @@ def judge_gradients(
     # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
-    says = f"{claim}: wrong for {len(wrong)} of {len(shares)} parameters; in the backward pass, first for {first}"
+    says = f"{claim}: wrong for {len(wrong)} of {len(shares)} parameters; the first in the backward pass is {first}"
     result = ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst)
     where = f"{'gradient' if claim == 'gradients' else claim}.{first}"
     fault = Divergence(where, errors[first], budgets[first], causes, probe=probe.name)

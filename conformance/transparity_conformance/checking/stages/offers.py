@@ -167,7 +167,7 @@ def _calls(
         order.insert(int(random.integers(1, len(order))), each)
     for each in order:
         if isinstance(each, str):
-            says = f"a later call of the same model is wrong ({forward.probes[each].name}{after})"
+            says = f"a later call of the same model has a wrong result ({forward.probes[each].name}{after})"
             yield says, _logits(port.forward, forward.probes[each], forward.logits[each], forward.dtype)
         else:
             after = f", after {each[0]}"

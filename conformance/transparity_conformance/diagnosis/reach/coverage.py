@@ -76,7 +76,7 @@ CALLS = 120
 2.5 % of calls in random order are wrong, with 95 % confidence."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
-"""The cause of a call whose result is wrong in a history but right from a newly built model."""
+"""The cause if the result of a call is wrong in a history but right from a newly built model."""
 
 
 @dataclass(frozen=True)

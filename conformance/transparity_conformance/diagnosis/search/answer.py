@@ -40,7 +40,7 @@ class Answer:
     """The single faults that reproduce the port's logits. The method `single` sets this attribute."""
 
     told: Combination = ()
-    """The faults that the report names. Together, they reproduce the port's logits."""
+    """The faults that the report names, which together reproduce the port's logits."""
 
     contradicts: Sequence[str] = ()
     """The taps that are wrong even with the faults `told`, because they are matched with wrong operations."""
@@ -108,7 +108,7 @@ class Answer:
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
         """Search for one more fault that, with the faults in `last` or in `told`, reproduces the logits. Return all
         these faults, or (). The known faults first act at all possible taps, because the missing fault may hide their
-        effect at some taps. Then they act at the taps that leave the smallest difference."""
+        effect at some taps. In a second search, the known faults act at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:

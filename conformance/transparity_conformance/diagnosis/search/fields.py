@@ -23,7 +23,7 @@ ONLY_FORMS = {"rope_layout"}
 """Fields that only set the order of features; `_one_by_one` does not count them."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
-"""Fields about inputs and outputs, which the call already determines."""
+"""Fields that the inputs and the output of a call already determine."""
 
 
 @functools.cache

@@ -64,7 +64,7 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
-    """Return the fault with the same id and variant at `site`. If its number was fitted, return the fault unchanged."""
+    """Return the fault at `site` with the same id and variant, else `fault` if its number can be fitted, else None."""
     every = faults_at(config, site, ranks)
     same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))

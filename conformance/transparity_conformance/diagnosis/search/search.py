@@ -131,8 +131,8 @@ class Search:
         is fitted.
 
         If only logits are known, faults at all possible taps come first, because most ports run the same code in all
-        layers. Ten times as many candidates act at only some taps. Numbers are first fitted at the taps of the best
-        faults. In a model with two stacks, fits at all taps would exceed the work of a search.
+        layers. There are ten times as many candidates that act at only some taps. Numbers are first fitted at the taps
+        of the best faults. In a model with two stacks, fits at all taps would exceed the work of a search.
         """
         is_whole = self.segment.is_whole_model
         if depth and is_whole:
@@ -164,7 +164,7 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations that every candidate can extend within `WALKS` runs."""
+        """The number of combinations to extend: extending each by every candidate takes at most `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
@@ -221,7 +221,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fault in `best` that has a fitted number, yield the best partners, so that its number is fitted
+        """Yield the best partners of each single fault in `best` with a fitted number. `_numbered` fits the number
         again with each partner."""
         for number in best:
             if id(number[0]) in self.fitted:
@@ -279,9 +279,9 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Single faults that explain `screen` or the shortest probe, each with the number of wrong probes that the
-        fault explains, the largest number first. The shortest probe may show a single fault, because other faults have
-        no effect on short inputs."""
+        """Pairs of a single fault that explains `screen` or the shortest probe, and the number of wrong probes that the
+        fault explains. The largest number comes first. The shortest probe may show a single fault, because other faults
+        have no effect on short inputs."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -323,7 +323,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe with the largest remaining difference among the probes with the model of `screen`."""
+        """Return the probe with the largest remaining difference among the probes with the same model as `screen`."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
@@ -352,8 +352,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe whose difference is the largest multiple of its budget. Prefer wrong probes of the first
-    configuration."""
+    """Return the probe whose difference is the largest multiple of its budget. Prefer probes of the first configuration
+    whose difference exceeds the budget."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

@@ -120,8 +120,8 @@ def _is_same(cause: Cause, other: Cause) -> bool:
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
-    """Return a cause with the activations of all equal causes in `same`. Keep its alternatives only if all equal causes
-    have the same alternatives."""
+    """Return a cause with the activations of all equal causes in `same`. Keep the alternatives of the cause only if all
+    equal causes have the same alternatives."""
     says, _, others = cause.says.partition(OR)
     if any(each.says.partition(OR)[2] != others for each in same):
         cause = dataclasses.replace(cause, says=says)
@@ -134,8 +134,9 @@ def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
 def findings(report: Report) -> list[Finding]:
     """Return the divergences in the order of the forward pass, grouped by the port's line and by cause.
 
-    Divergences without a line are grouped by cause; if the cause is unknown, too, by activation across layers. An
-    exported graph may have separate lines for each layer; corresponding lines of all layers then form one finding.
+    Divergences without a line are grouped by cause. Without a line and a cause, divergences are grouped by activation
+    across layers. An exported graph may have separate lines for each layer; corresponding lines of all layers then form
+    one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:

@@ -23,7 +23,7 @@ from transparity_conformance.running.adapters import notation
 from transparity_conformance.running.adapters.notation import AdapterError, Lines
 
 ASKED = "?"
-"""The text in place of a line if a parameter's tensor is unknown. The user must replace it with the tensor's name."""
+"""The text in place of a line if a parameter's tensor is unknown; the user must replace `?` with the tensor's name."""
 
 KEYS = ("parameters", "zero", "unused")
 
@@ -69,7 +69,7 @@ class Adapter:
     def _line(self, name: str) -> str:
         line = notation.line_of(name, self.lines)
         if line is None:
-            raise AdapterError(f"The adapter has no line for {name}; add one under [parameters].")
+            raise AdapterError(f"The adapter has no line for {name}; add a line under [parameters].")
         if line == ASKED:
             asked = [ours for ours, text in self.lines.items() if text == ASKED]
             raise AdapterError(
@@ -134,8 +134,8 @@ class _Filling:
             name = left[0]
             missing = int((~self.written[name]).sum())
             raise AdapterError(
-                f"The adapter has no line for {missing:,} of {self.values[name].size:,} elements of the port's "
-                f"{shown(name)}; add one under [parameters], or name it in zero or unused."
+                f"No line selects {missing:,} of {self.values[name].size:,} elements of the port's "
+                f"{shown(name)}; add a line under [parameters] or zero, or list the tensor under unused."
             )
 
 

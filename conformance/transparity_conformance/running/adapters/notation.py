@@ -74,7 +74,7 @@ class Selection:
         return flat if self.index is None else flat[self.index]
 
     def write(self, tensors: dict[str, np.ndarray], values: Any) -> None:
-        """Replace the selected elements, in copies of the tensors."""
+        """Replace the selected elements; the mapping `tensors` gets changed copies of the arrays."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         flat[slice(None) if self.index is None else self.index.ravel()] = values
         ends = np.cumsum([tensors[name].size for name in self.names])[:-1]

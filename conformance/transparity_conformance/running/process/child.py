@@ -191,7 +191,8 @@ def run_together(command: str, bundle: Path, copies: Sequence[tuple[Path, Mappin
 
     Args:
         command: The program and its arguments, split as by a shell, but run without a shell. `{bundle}` and `{actual}`
-            stand for the two paths. If the command contains neither, both paths are appended.
+            stand for the two paths. If the command contains neither text, both paths are
+            appended.
         bundle: The folder that the program reads.
         copies: For each copy, the output file and additional environment variables.
         timeout: The number of seconds after which the program and its descendants are stopped.

@@ -106,8 +106,8 @@ class RemotePort(_Described):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Call a method, or by default the forward pass, and record its operations. Leave out an operation if all
-        recorded values would then have more than half the bytes of the largest answer."""
+        """Call a method, or by default the forward pass, and record its operations. Leave out operations whose values
+        would make the record larger than half of the largest answer."""
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
         _keep_track(self._process, recorded.result)
@@ -232,7 +232,7 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item in a method's result that stays in the port's process, such as a cache, or None."""
+    """Return the index of the item in the result of `name` that the port's process keeps, such as a cache, or None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

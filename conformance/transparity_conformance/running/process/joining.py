@@ -58,8 +58,8 @@ class RankHandle(Handle):
 
 
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
-    """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. Record
-    in `differing` values that differ between ranks but should not. Raise `PortError` for inconsistent answers."""
+    """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. In
+    `differing`, record values that differ between ranks but should not. Raise `PortError` for inconsistent answers."""
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):

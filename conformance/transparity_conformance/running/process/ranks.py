@@ -90,7 +90,7 @@ class ProcessGroup:
         return None if None in known else sum(filter(None, known))
 
     def loaded(self) -> tuple[int, Any]:
-        """Return the number and the signature of the port's function; raise `LoadError` if there is no such port."""
+        """Return the handle number and the signature of the port's function; raise `LoadError` if loading fails."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")

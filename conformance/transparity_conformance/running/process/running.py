@@ -94,7 +94,7 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its activations by name. Check their names and types, but not their shapes."""
+    """Run a port on a probe; return its activations by name. Check the names and types, but not the shapes."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
@@ -103,7 +103,7 @@ def run_listening(
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe; return its activations and operations. With `whole_numbers`, also record integers.
 
-    Leave out an operation if all recorded values would then exceed `largest_answer() / 2` bytes. Recording disables
+    Leave out operations whose values would make the record larger than `largest_answer() / 2` bytes. Recording disables
     compilers (`jit`, `torch.compile`), so the activations may differ by rounding from the result of `run`. The values
     of preallocated buffers are cut to the sequence length.
     """

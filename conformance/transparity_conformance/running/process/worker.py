@@ -92,7 +92,7 @@ class Worker:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
         With `whole_numbers`, record operations on integers and bools, too. An exported model records its own
-        operations, but none with `whole_numbers`.
+        operations; with `whole_numbers`, the record of an exported model is empty.
         """
         function, operations, largest = self.objects[number], list[Operation](), wire.largest_answer() // 2
         if not isinstance(function, Listened):

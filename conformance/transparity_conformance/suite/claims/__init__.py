@@ -35,7 +35,7 @@ class Claim:
     """The claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the claim is also tested for the reference. Its expected values must then not come from the reference."""
+    """Whether the claim is also tested for the reference, so that expected values must not come from the reference."""
     compiled: bool = False
     """Whether the claim runs whole models, and is therefore tested in every mode."""
     quick: tuple[str, ...] = EVERY

@@ -152,7 +152,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.BatchNorm1d` agrees in training and evaluation, but its running variance is divided by n − 1."""
+    """`torch.nn.BatchNorm1d` agrees in training and evaluation, but divides its running variance by n − 1."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")

@@ -1,7 +1,7 @@
 """Claims about sharding: with data and tensor parallelism, a backend computes the same results as in one process.
 
-Each rank has its shards of the parameters, and its rows of the batch. The number of rows is not divisible by the number
-of data ranks. All claims of a test session use the same processes.
+Each rank has its shards of the parameters, and its rows of the batch. With several data ranks, the number of rows is
+not divisible by their number. All claims of a test session use the same processes.
 """
 
 from __future__ import annotations

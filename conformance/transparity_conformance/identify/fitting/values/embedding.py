@@ -71,7 +71,7 @@ def embedding(
     operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
 ) -> Embedding:
     table = table_of(operations, tokens, values)
-    assert table is not None, "the tokens were drawn for this table"
+    assert table is not None, "no operation looks up the tokens in a table"
     type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
     looked_up = values[table][tokens]
     added = values[type_table][types] if type_table else np.zeros_like(looked_up)

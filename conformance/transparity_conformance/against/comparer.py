@@ -15,6 +15,7 @@ from transparity_conformance.against.edits.edit import At, Edit
 from transparity_conformance.against.flow import DataFlow, OfSegment
 from transparity_conformance.against.reference import shares
 from transparity_conformance.listening.program import Change, Program, Values
+from transparity_conformance.listening.pytorch import SHAPE_ALONE
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import Known, agreeing, apart
@@ -137,12 +138,15 @@ class Comparer:
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's unmatched steps whose results affect no matched value."""
+        """Return the reference's unmatched steps whose results affect no matched value. A step that reads only the
+        shape of a value does not depend on this value."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,
             lambda number: any(have.get(index) for index in steps[number].outputs),
-            self.program.readers_of,
+            lambda number: [
+                each for each in self.program.readers_of(number) if not SHAPE_ALONE.search(steps[each].name)
+            ],
         )
 
 

@@ -220,13 +220,9 @@ class EditSearch:
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
         """Yield groups of steps by their distance from the first difference, nearest first. The search moves forward
-        over unmatched steps, and backward to the last matched step."""
-        program = self.program
+        over steps that only the reference has, and backward to the last matched step."""
+        missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
-
-        def is_unmatched(number: int) -> bool:
-            return not any(now.have.get(index) for index in program.steps[number].outputs)
-
         while ring:
             seen |= set(ring)
             first: dict[Any, int] = {}  # an edit of one layer is tried in all layers
@@ -237,9 +233,10 @@ class EditSearch:
             sites |= first.keys()
             around = set[int]()
             for number in ring:
-                if is_unmatched(number) or short(program.steps[number]) in VIEWS:
+                is_matched = any(now.have.get(index) for index in program.steps[number].outputs)
+                if not is_matched or short(program.steps[number]) in VIEWS:
                     around |= program.makers(number)
-                around |= set(filter(is_unmatched, program.readers_of(number)))
+                around |= program.readers_of(number) & missing
             ring = sorted(around - seen)
 
     def _shown(

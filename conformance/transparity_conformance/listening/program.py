@@ -22,7 +22,6 @@ from typing import Any
 from transparity_conformance import work
 from transparity_conformance.listening.operation import FRAMEWORKS, Source, Sources, home, run
 from transparity_conformance.listening.pytorch import (
-    SHAPE_ALONE,
     UNINITIALISED,
     dispatched,
     given_and_written,
@@ -431,8 +430,7 @@ class Recorder:
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         import torch
 
-        read = () if SHAPE_ALONE.search(str(func)) else tensors_in((args, kwargs))
-        inputs = tuple(dict.fromkeys(map(self.index_of, read)))
+        inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
         as_ref = lambda item: Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
         refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), as_ref)
         result = executed_exactly(func, args, kwargs)

@@ -220,8 +220,8 @@ def _indexed(index: Path) -> list[Path]:
 
 def _pickled(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle, and reading it can run any code; expected safetensors: if you trust "
-        "it, load it with transformers and call save_pretrained(folder)."
+        f"{path} is a pickle, and reading it can run any code; expected safetensors: if you trust the "
+        "pickle, load it with transformers and call save_pretrained(folder)."
     )
 
 

@@ -61,8 +61,8 @@ FITTED_WIDTH = Threshold(
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate, which permutes the terms of every sum. At 15,253 "
-    "taps, the error is at most 1.42 × the oracle's error in float32, and at most 2.36 × in float64. At 99 % of the "
-    "taps, the error is below 0.62 ×. The factor 4 is 1.7 times the largest of these numbers."
+    "taps, the new order changes a value by at most 1.42 × the reference's rounding error in float32. In float64, the "
+    "change is at most 2.36 ×. At 99 % of the taps, the change is below 0.62 ×. The tolerance allows 4 × this error."
 )
 ROUNDED = (
     "Half precisions use the constants of float32, because a port must sum in float32 and round the results. If "

@@ -61,7 +61,7 @@ class Value:
     """A function that computes these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of one of these numbers if each logit changes by at most 1."""
+    """The largest change of a number of this kind if each logit changes by at most 1."""
     are_ids: bool = False
 
 
@@ -165,8 +165,8 @@ class AnswerForm(Compared):
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """Return the form of a port's results; None if they have the shape of the logits, or if the model has one output
-    per row. Prefer forms whose values agree, then logits, then the smallest error. If all values are wrong, return
-    logits, or a form with the axes of logits."""
+    per row. Prefer a form whose values agree, then a form of logits, then the form with the smallest error. If all
+    values are wrong, return a form of logits, or a form with the axes of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

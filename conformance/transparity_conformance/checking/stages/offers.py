@@ -1,8 +1,8 @@
 """The stage that compares the capabilities of a port, and then calls one object many times.
 
-In these repeated calls (a history), each result must equal the result of a new object. A port that keeps state between
-calls is right only at first. Examples are a cache that is not reset, gradients that accumulate, and dropout that stays
-on after training. A history therefore mixes forward passes with all other capabilities, in random order.
+In these repeated calls (a history), each result must equal the result of a new object. State that a port keeps between
+calls can make later results wrong. Examples are a cache that is not reset, gradients that accumulate, and dropout that
+stays on after training. A history therefore mixes forward passes with all other capabilities, in random order.
 """
 
 from __future__ import annotations

@@ -42,11 +42,13 @@ STEPS, ROWS, TOKENS = 3, 3, 6
 KEPT_CONFIGURATIONS = 16
 """The number of cached configurations. This number exceeds the number of presets."""
 
-CLIPPED, CLIPPED_AT = "sgd with momentum, clipped", 0.5
-# Only the first training clips gradients. `eps` is large, so that a port without `eps` fails. The last step is the
-# first after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
+CLIPPED = "sgd with momentum, clipped"
+"""The training that clips gradients."""
+
+# `eps` is large, so that a port without `eps` fails. The last step is the first after the warm-up: further steps would
+# take longer, and increase the rounding errors of Adam.
 TRAININGS = {
-    CLIPPED: Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=CLIPPED_AT),
+    CLIPPED: Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
         "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=2
     ),
@@ -113,18 +115,17 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
     """Return one request for each of `TRAININGS`, on a tiny model with this configuration's features."""
     small = tiny(config, ranks)
     parameters, given = probe_parameters(small, 6), batches(small)
-    trainings = {name: _clipping(small, parameters, given[0], each) for name, each in TRAININGS.items()}
+    trainings = {**TRAININGS, CLIPPED: _clipping(small, parameters, given[0], TRAININGS[CLIPPED])}
     requests = [TrainingRequest(name, small, parameters, given, each) for name, each in trainings.items()]
     return {f"train.{index}": request for index, request in enumerate(requests)}
 
 
 def _clipping(config: TransformerConfig, parameters: Arrays, batch: Arrays, training: Training) -> Training:
-    """Return the training with a `max_norm` below the norm of the first gradients, if it is the training that clips."""
+    """Return the training with a `max_norm` of at most half the norm of the first gradients, so that it clips them."""
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     _, gradients = loss_and_gradients(config, exact, training=True, **batch)
     norm = math.sqrt(sum(float((each * each).sum()) for each in gradients.values()))
-    clips = training is TRAININGS[CLIPPED] and 0 < norm < 2 * CLIPPED_AT
-    return dataclasses.replace(training, max_norm=float(f"{norm / 2:.2g}")) if clips else training
+    return dataclasses.replace(training, max_norm=min(training.max_norm or norm, float(f"{norm / 2:.2g}")))
 
 
 ONE_STEP = "sgd, clipped, one step"

@@ -12,7 +12,6 @@ from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
 from transparity_conformance.against.probes import Source, probes_of, source_of
 from transparity_conformance.against.reference import RefusedError, raised
-from transparity_conformance.against.ways.way import RANDOM
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
 
@@ -159,9 +158,34 @@ class Random(Residual):
         return torch.relu(hidden) * self.scale
 
 
-@pytest.mark.parametrize(("port", "is_random"), [(Random, True), (SubtractedAfterItsOwn, False)])
-def test_a_port_that_keeps_random_initial_values_is_told(port: type[Residual], is_random: bool) -> None:
-    assert (RANDOM in check(port, against=Residual).notes) == is_random
+class Dropping(Residual):
+    def activation(self, hidden: torch.Tensor) -> torch.Tensor:
+        torch.seed()  # each model of this class resets the random generator
+        return nn.functional.dropout(torch.relu(hidden), 0.5)
+
+
+class Counting(Residual):
+    calls = 0
+
+    def activation(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.relu(hidden) * (1 if self.calls < 4 else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("port", "mistake", "code"),
+    [
+        (Random, "weight-drawn", "* self.scale"),
+        (Dropping, "dropout-active", "dropout"),
+        (Counting, "history", "self.calls < 4"),
+    ],
+)
+def test_an_answer_that_another_call_or_build_does_not_repeat_gets_its_cause_and_line(
+    port: type[Residual], mistake: str, code: str
+) -> None:
+    (fault,) = check(port, against=Residual).faults
+    assert [cause.mistake for cause in fault.causes] == [mistake]
+    assert fault.source is not None and code in fault.source["code"]
 
 
 def test_a_length_that_the_reference_refuses_is_listed() -> None:

@@ -19,6 +19,7 @@ from transparity_conformance.diagnosis.reach.conventions import (
     near_tie_notes,
     other_convention,
 )
+from transparity_conformance.diagnosis.reach.coverage import UNSTEADY
 from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.answer import Answer
@@ -242,8 +243,7 @@ def _hidden_in_rounding(
 
 
 def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
-    description = "two runs on the same tokens differ: dropout, or another random operation, is active"
-    cause = Cause("dropout-active", description, None, repeated.error, 0.0)
+    cause = Cause("dropout-active", UNSTEADY, None, repeated.error, 0.0)
     return Divergence(repeated.where, repeated.error, repeated.budget, (cause,), probe=probe)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,14 @@ from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.reach.coverage import HISTORY
+from transparity_conformance.diagnosis.reach.coverage import DRAWN, HISTORY, UNSTEADY
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.identify.alignment.calls import first_source, parted
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.values import apart
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.parts import ThirdComparison
-from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, not_compared
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.process.running import ask, listen_in_full, offers
 from transparity_conformance.running.ways import WAYS
@@ -53,9 +53,6 @@ class Way:
 FORWARD = Way("forward")
 
 
-RANDOM = "the port returns another answer each time it is loaded: some of its tensors keep random initial values"
-
-
 @dataclass(frozen=True, eq=False)
 class Sides:
     """The two implementations, and the settings of their comparison."""
@@ -81,8 +78,10 @@ class Sides:
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
         return np.asarray(answer, np.float64)
 
-    def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
-        answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
+    def listened(
+        self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
+    ) -> tuple[np.ndarray, list[Operation]]:
+        answer, operations = listen_in_full(forward or self.forward, method, *settings, **inputs)
         return np.asarray(as_numbers(answer), np.float64), operations
 
     def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
@@ -93,36 +92,41 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers. If a newly built port returns the right answer, the cause is
-        state that earlier calls left in the port. If it repeats another wrong answer, add the note `RANDOM`."""
+        """Find the lines and causes of wrong answers. If another call or another build of the port returns another
+        answer, this is the cause, and the line is the first one whose value then differs."""
         if not outcome.wrong:
             return outcome
-        reference = reference or self.reference
-        first, other = outcome.wrong[0], self.make()
-        alone = functools.partial(self.answered, way.method, way.settings, forward=other)
-        is_history = not judged(reference, alone, {first.probe: first.inputs}).wrong  # a new port is right
+        reference, first = reference or self.reference, outcome.wrong[0]
         listen = functools.partial(self.listened, way.method, way.settings)
-        clock = Clock(0.0 if is_history else self.budget)
-        found = explained(reference, listen, outcome, clock, self.progress)
-        causes = (Cause("history", HISTORY, explained=0.0),)
-        history = [dataclasses.replace(each, causes=causes) for each in found.faults]
-        if is_history:
-            return dataclasses.replace(found, faults=history)
-        is_random = self._is_random(
-            functools.partial(self.answered, way.method, way.settings, first.inputs), other, first.budget
-        )
-        return dataclasses.replace(found, notes=(RANDOM, *found.notes)) if is_random else found
+        if (found := self._unsteady(way, reference, first)) is None:
+            return explained(reference, listen, outcome, Clock(self.budget), self.progress)
+        cause, other = found
+        once, again = (listen(first.inputs, forward)[1] for forward in (self.forward, other))
+        source = first_source(once, parted(once, again))
+        line = None if source is None else dataclasses.asdict(source)
+        fault = Divergence("answer", first.error, first.budget, (cause,), probe=first.probe, source=line)
+        return dataclasses.replace(outcome, faults=[fault])
 
-    def _is_random(self, ask_port: Callable[..., np.ndarray], other: Callable[..., Any], budget: float) -> bool:
-        """Return whether two builds of the port return different answers, although each repeats its own answer."""
+    def _unsteady(self, way: Way, reference: Reference, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
+        """Return (cause, port with another answer) if another call or build of the port does not repeat the wrong
+        answer `first`; without such a difference, return None."""
 
-        def is_same(a: np.ndarray, b: np.ndarray) -> bool:
-            return a.shape == b.shape and bool((np.abs(a - b) <= budget).all())
+        def ask_port(forward: Callable[..., Any]) -> Answer:
+            call = functools.partial(self.answered, way.method, way.settings, forward=forward)
+            return judged(reference, call, {first.probe: first.inputs}).answers[0]
 
-        with contextlib.suppress(PortError):  # the port raises in a repeated call
-            mine, theirs = ([ask_port(forward), ask_port(forward)] for forward in (self.forward, other))
-            return is_same(*mine) and is_same(*theirs) and not is_same(mine[0], theirs[0])
-        return False
+        built = self.make()
+        new, again = ask_port(built), ask_port(self.forward)
+        random = Cause("dropout-active", UNSTEADY, explained=0.0), self.forward
+        if new.agrees:
+            return random if again.agrees else (Cause("history", HISTORY, explained=0.0), built)
+        if _is_near(first, new) or _is_near(new, ask_port(self.make())):
+            return None
+        return (Cause("weight-drawn", DRAWN, explained=0.0), built) if _is_near(first, again) else random
+
+
+def _is_near(one: Answer, other: Answer) -> bool:
+    return one.actual.shape == other.actual.shape and bool((abs(one.actual - other.actual) <= one.budget).all())
 
 
 def compare_way(

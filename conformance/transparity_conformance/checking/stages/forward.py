@@ -24,7 +24,7 @@ from transparity_conformance.checkpoints.hashing import headers
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.diagnosis.judge import Actual, judge
-from transparity_conformance.diagnosis.reach.coverage import coverage_of
+from transparity_conformance.diagnosis.reach.coverage import DRAWN, coverage_of
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination, scope_of
@@ -52,7 +52,6 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
-DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
 NOT_TIED = "the output head is not tied to the token embedding: its weight is random in every build of the port"
 
 FOLDER = "loader.folder"

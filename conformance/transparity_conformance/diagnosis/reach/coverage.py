@@ -78,6 +78,9 @@ CALLS = 120
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause if the result of a call is wrong in a history but right from a newly built model."""
 
+DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
+UNSTEADY = "two runs on the same inputs differ: dropout, or another random operation, is active"
+
 
 @dataclass(frozen=True)
 class Call:

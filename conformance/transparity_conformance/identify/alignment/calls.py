@@ -180,20 +180,29 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
     except PortError as error:
         return report.adding(notes=[f"the port's operations could not be recorded: {error}"])
 
-    def key(each: Operation | None) -> object:
-        return each and (each.name, each.value.shape, each.value.tobytes())
-
-    pairs = itertools.zip_longest(once, again[: len(once)])
-    parting = [index for index, (one, other) in enumerate(pairs) if key(one) != key(other)]
+    parting = parted(once, again)
     first, *others = report.faults
     is_placed = first.where == "logits" and not probe.is_large
     if is_placed and (tap := parted_tap(row, once, parting, taps["logits"], report.dtype)):
         placed = (dataclasses.replace(each, says=f"{each.says}, at {tap}", at=tap) for each in first.causes)
         first = dataclasses.replace(first, causes=tuple(placed))
-    source = next((once[index].source for index in parting if once[index].source is not None), None)
-    if source is not None:
+    if (source := first_source(once, parting)) is not None:
         first = dataclasses.replace(first, source=dataclasses.asdict(source))
     return dataclasses.replace(report, faults=(first, *others))
+
+
+def parted(once: Sequence[Operation], again: Sequence[Operation]) -> list[int]:
+    """Return the indices of the operations whose values differ between two recordings."""
+
+    def key(each: Operation | None) -> object:
+        return each and (each.name, each.value.shape, each.value.tobytes())
+
+    pairs = itertools.zip_longest(once, again[: len(once)])
+    return [index for index, (one, other) in enumerate(pairs) if key(one) != key(other)]
+
+
+def first_source(operations: Sequence[Operation], indices: Iterable[int]) -> Source | None:
+    return next((operations[index].source for index in indices if operations[index].source is not None), None)
 
 
 def parted_tap(

@@ -96,7 +96,7 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A rotation in the wrong direction, and then a scaling of the queries, which does not change their shape."""
+"""The ids of a fault, a rotation in the wrong direction, and of a correct style, which scales queries, not scores."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])

@@ -109,7 +109,7 @@ def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
 
 
 def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect only single tokens of single rows to run the compiled step; the code is traced but not compiled."""
+    """Expect a graph only for a batch of one row; the backend `eager` records graphs without compiling them."""
     monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
     probe = probes("notes-lm")["mixed"]
     forward, eager = (build(probe.config, probe.parameters, mode=mode) for mode in ("compile", "eager"))

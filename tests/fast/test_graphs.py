@@ -29,7 +29,7 @@ def doubled(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Replace the recorder by one for the CPU, whose replay runs the function again; return its recordings."""
+    """Replace CUDA's recorder by a CPU recorder, whose replay runs the function again; return the recordings."""
     made: list[Callable[[], None]] = []
 
     def recorded(change: Callable[[], None]) -> Callable[[], None]:

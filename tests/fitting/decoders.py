@@ -98,7 +98,7 @@ class TwoMasks(Decoder):
 
 
 class AddedMask(TwoMasks):
-    """A decoder that adds −10,000 to masked scores, so that a query without visible keys follows its scores."""
+    """A decoder that adds −10,000 to masked scores, so a query that sees no key attends as if it saw all keys."""
 
     def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -107,7 +107,7 @@ class AddedMask(TwoMasks):
 
 
 class Every(nn.Embedding):
-    """The embeddings of all positions, for texts of any length."""
+    """A table of positions that returns all its rows, for texts of any length."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.weight
@@ -126,7 +126,7 @@ def padded() -> Callable[[Tensor], Tensor]:
 
 
 class OfHead(nn.Linear):
-    """One linear map for each of the heads."""
+    """A linear map of one head."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.unflatten(-1, (HEADS, -1))).flatten(-2)

@@ -29,7 +29,7 @@ SYSTEMS = {
 }
 
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
-"""One quick row for each port and system; all other rows have the mark `long`."""
+"""By port and system, the only row of kinds.toml without the mark `long`."""
 
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS} | {("Uncropped", "short")})
 

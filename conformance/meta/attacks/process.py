@@ -142,7 +142,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
     "no-stack": ("leaves almost no room on the stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""A description and a function for the forward pass, by id. The port returns the result, or zeros in place of None."""
+"""A port's description, and the function that maps zeros to its logits; for None, the port returns the zeros."""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

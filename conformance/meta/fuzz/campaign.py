@@ -60,7 +60,7 @@ def inputs_of(door: Door, total: int) -> int:
 
 
 def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
-    """Run inputs through an entry point. After a violation, smaller inputs follow; the last is the smallest."""
+    """Return the outcomes of inputs. After a violation, Hypothesis tries smaller inputs; the last is the smallest."""
     found: list[Outcome] = []
     files.right_bundle()  # the time to write it does not count
 

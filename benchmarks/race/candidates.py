@@ -86,7 +86,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of another backend, or a missing candidate if the import fails."""
+    """Yield a candidate for each mode of another backend, or one that counts as missing if the import fails."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)

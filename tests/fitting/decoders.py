@@ -211,7 +211,7 @@ class Chat(GPT):
 
 
 class PaddedRows(GPT):
-    """A GPT that masks padding in the rows of the scores."""
+    """A GPT that masks the rows of padded queries in the scores, not the columns of padded keys."""
 
     def __init__(self) -> None:
         super().__init__(attend=self.masked)

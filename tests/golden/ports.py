@@ -235,7 +235,7 @@ class HiddenStates(Gpt2):
 
 
 class Showing(ScaledByTheWidth):
-    """A GPT-2 that returns two taps of each layer; one is twice as large as the value that it uses."""
+    """A GPT-2 that returns two taps of each layer: one right tap, and one tap times two."""
 
     def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
         self.shown |= {f"{at}_norm": x, f"{at}.output": 2 * super().attend(at, x)}

@@ -35,7 +35,7 @@ def context_of(bug: Bug) -> Any:
 
 
 def answer_of(bug: Bug, way: str) -> dict[str, Any]:
-    """Run a bug; `way` is the module of `meta.exam` that runs the checker."""
+    """Check code with a bug; `way` is the module of `meta.exam` that runs the checker."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         result, why = alone(context_of(bug), TIMEOUT, run.results, bug.id, str(Path(folder).resolve()), way)
     if result is None:  # the exam itself failed, not the port

@@ -55,7 +55,7 @@ class Unshown(Generic[T]):
 
 
 def inputs_of(door: Door, total: int) -> int:
-    """Return an entry point's number of inputs, rounded up, for `total` inputs of all entry points."""
+    """Return how many of `total` inputs an entry point gets, rounded up."""
     return -(-total * DOORS[door] // TOTAL)
 
 

@@ -182,7 +182,7 @@ def topic(file: str) -> str:
 
 
 WORDS = ("pytorch", "flax")
-"""Columns for which a row may have its own text."""
+"""Columns for which a row of plants.toml may have its own text."""
 
 
 @dataclass(frozen=True)

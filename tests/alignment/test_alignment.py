@@ -96,7 +96,7 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""The ids of a fault, a rotation in the wrong direction, and of a correct style, which scales queries, not scores."""
+"""A rotation in the wrong direction, and a correct change: the port scales the queries instead of the scores."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])

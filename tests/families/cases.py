@@ -33,7 +33,7 @@ def _case(like: tuple[str, ...] = (), fields: dict[str, Any] | None = None, **re
 
 
 CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
-"""A model of the library transformers, by the name of the case: a family, and the model's special feature."""
+"""Models of the library transformers, by case; the name of a case is a family, or a family and a special feature."""
 
 CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
 """Further models of a family: the fields of our configuration that differ from the family's small model."""

@@ -81,7 +81,7 @@ def since(began: os.times_result) -> str:
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
     """Run a page's blocks after an install line, up to the next section with an install line. Earlier Python blocks run
-    only if they are in the same section. Write each block that names a file, also before the line."""
+    only if they are in the same section. Write every Python block that names a file."""
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}
     sys.path.insert(0, str(Path.cwd()))

@@ -123,8 +123,8 @@ PACKED: dict[Callable, tuple[str, ...]] = {
     keys_first: ("k", "n", "k"),
     beside_queries: ("n", "kk"),
 }
-"""The projections that a split function reads, each by its output: all query heads (`n`), all key or all value heads
-(`k`). Split functions that are not listed read one matrix with queries, keys and values."""
+"""For each split function, the outputs of the projections that it reads: `n` is all query heads, `k` all key or all
+value heads. Split functions that are not listed read one matrix with queries, keys and values."""
 
 
 def plain(act, up):

@@ -44,7 +44,7 @@ TOLERANCE = 1e-4
 """The largest permitted error of float32, relative to the largest number in the float64 output."""
 
 STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
-"""The stages of a class. `exact`: float32 and float64 agree. `agrees`: the checker accepts a copy of its file."""
+"""The stages of a class. `exact`: float32 and float64 agree. `agrees`: the checker accepts a copy of the file."""
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:

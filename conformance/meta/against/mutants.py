@@ -77,7 +77,7 @@ def original(name: str, folder: Path) -> Family:
 
 
 def reached(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> set[int]:
-    """Return the lines of a port that run in its calls."""
+    """Return the lines of a port that run when the port answers `calls`."""
     model, lines = loaded(text, folder), set[int]()
 
     def trace(frame: FrameType, *_: Any) -> Any:

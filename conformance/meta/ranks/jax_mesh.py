@@ -48,6 +48,6 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> An
 
 
 def build_bias(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Return the wrong port: biases before a sum are multiplied by the number of ranks, as if each rank added them."""
+    """Return the wrong port: the biases of the summed layers are multiplied by the number of ranks."""
     summed = ("attention.output.bias", "down.bias")
     return build(config, {name: x * RANKS if name.endswith(summed) else x for name, x in parameters.items()})

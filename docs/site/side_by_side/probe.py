@@ -67,7 +67,7 @@ SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12,
 
 
 def models() -> dict[str, TransformerConfig]:
-    """Return small models by name, which together use most functions, the most common functions first."""
+    """Return small models by name. They use most functions; the first models use the most common functions."""
     translation = dataclasses.replace(
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )

@@ -183,7 +183,7 @@ def assert_linear(actual: Any, rows: Any, weight: Any, bias: Any) -> None:
 
 
 def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:
-    """Return the numbers of axes of the operands in the products of a layer's gradient."""
+    """Return the ranks (`ndim`) of all operands of the matrix products in a layer's gradient."""
     graph, state = nnx.split(linear)
     program = jax.make_jaxpr(jax.grad(lambda state: nnx.merge(graph, state)(rows).sum()))(state)
     products = [step for step in program.eqns if step.primitive.name == "dot_general"]

@@ -133,7 +133,7 @@ class TensorParallel(Sharded):
         return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=self.ignored())
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss and the gradients of this rank's parameters; `sequence` sums norm gradients over ranks."""
+        """Return the loss and the gradients of this rank; with `sequence`, sum the gradients of norms over all ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         if self.plan.startswith("sequence"):
             found |= {name: as_numpy(summed(torch.as_tensor(g))) for name, g in found.items() if "norm" in name}

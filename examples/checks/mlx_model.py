@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Check an MLX model: a small GPT.
 
-`python examples/checks/mlx_model.py` prints the verdict, and exits with its exit code. MLX also runs on Linux without a
+`python examples/checks/mlx_model.py` prints the verdict, which determines the exit code. MLX also runs on Linux without a
 GPU.
 """
 

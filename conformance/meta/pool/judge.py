@@ -148,7 +148,7 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
 
 
 def place_of(fault: Fault) -> str:
-    """Return the tap of a fault, or the tap of its cause if the logits revealed it."""
+    """Return the tap of a fault; if only the logits show the fault, return the tap of its cause."""
     at = fault["causes"][0]["at"] if fault["causes"] else ""
     return str(at or fault["where"])
 

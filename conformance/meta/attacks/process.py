@@ -142,7 +142,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
     "no-stack": ("leaves almost no room on the stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""A port's harm, and its forward pass, which gets zeros in the shape of logits; None means these zeros."""
+"""The harm that a port does, and its forward pass, a function of zeros shaped like logits; None means the zeros."""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ IMPORTED = {"transformers": "transformers.modeling_utils"}
 
 
 def context_of(bug: Bug) -> Any:
-    """Return a context for processes that already have the slow modules, unless the bug is in one of these modules."""
+    """Return a context whose processes have already imported the slow modules, unless the bug is in such a module."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")

@@ -22,8 +22,8 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 class Candidate:
     name: str
     kinds: tuple[str, ...]
-    """The kinds of software, such as `compiled`. A candidate is compared with peers of its first kind, under which the
-    table lists it."""
+    """The kinds of software, such as `compiled`. The table lists a candidate under its first kind, and compares
+    the candidate with peers of this kind."""
     needs: tuple[str, ...]
     """Modules to import; the import is timed."""
     build: str

@@ -51,7 +51,7 @@ def alternatives() -> Iterator[tuple[Path, str]]:
 
 
 def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Path) -> None:
-    """Run one install line in an empty environment, import the packages of its extras, and run the examples below."""
+    """Run one install line in an empty environment, import its extras, and run the examples below the line."""
     source = wheel if asked.startswith("transparity") else clone
     with tempfile.TemporaryDirectory() as folder:
         began, program = os.times(), Path(folder, "empty/bin/python")

@@ -70,7 +70,7 @@ def made(case: Case) -> Any:
 
 
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
-    """Return a model's inputs, with three rows; in tokens, row 0 starts with padding, and row 1 ends with padding."""
+    """Return a model's inputs, with three rows; except in `target`, row 0 starts and row 1 ends with padding."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, 3, 7)}
     random = np.random.default_rng(7)

@@ -126,7 +126,7 @@ def padded() -> Callable[[Tensor], Tensor]:
 
 
 class OfHead(nn.Linear):
-    """A linear map of one head."""
+    """One linear map, applied to the features of each head."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.unflatten(-1, (HEADS, -1))).flatten(-2)
@@ -155,7 +155,7 @@ def all_of_head() -> Decoder:
 
 
 def values_of_head() -> Decoder:
-    """Return a decoder whose value map reads one head; its query and key maps read all heads."""
+    """Return a decoder in which the values of a head depend only on this head's features; queries and keys read all."""
     names = "attn.query attn.key attn.value attn.proj"
     return with_projection(lambda: OfHead(8, 8), "value", attention=names, split=decoders.apart)
 

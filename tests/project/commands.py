@@ -1,4 +1,4 @@
-"""Run the commands that the pages show, with a small model and small numbers in place of the page's own."""
+"""Run the commands that the pages show, but with small models and small numbers."""
 
 import os
 import re

@@ -155,7 +155,7 @@ def all_of_head() -> Decoder:
 
 
 def values_of_head() -> Decoder:
-    """Return a decoder in which the values of a head depend only on this head's features; queries and keys read all."""
+    """Return a decoder whose values in a head depend only on the head's features, unlike its queries and keys."""
     names = "attn.query attn.key attn.value attn.proj"
     return with_projection(lambda: OfHead(8, 8), "value", attention=names, split=decoders.apart)
 

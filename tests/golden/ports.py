@@ -58,7 +58,7 @@ def noisy() -> Build:
 
 
 def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Build:
-    """Return a port whose logits are off by 1 % if `condition` holds for the configuration and the tokens."""
+    """Return a port whose logits are wrong by 1 % if `condition` holds for the configuration and the tokens."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = numpy_build(config, parameters)
@@ -143,7 +143,7 @@ def replaced(wrong: Callable[..., Any], name: str = "forward", *offers: str) -> 
 
 
 def nudged_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
-    """Return a method whose logits are off if `condition` holds for the state."""
+    """Return a method whose logits are wrong by 0.1 % if `condition` holds for the state."""
     return lambda state, forward, **tokens: forward(**tokens) * (1.001 if condition(state) else 1)
 
 

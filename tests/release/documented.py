@@ -29,7 +29,7 @@ for package, extra in EXTRAS.items():
     if extra in sys.argv[1:]:
         importlib.import_module(package)
 """
-"""Imports the packages for which the checker's messages name the given extras."""
+"""A program that imports the packages of the extras that its arguments name."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
 RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark|python -m (?:pip install )?pytest)\b")
 FILES = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b|\./port\b"

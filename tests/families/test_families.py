@@ -116,7 +116,7 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 
 @contextmanager
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
-    """Yield the model, computing entirely in float64.
+    """Yield a copy of the model that computes everything in float64.
 
     transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model.
     `double()` therefore leaves float32 errors.

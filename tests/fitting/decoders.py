@@ -39,7 +39,7 @@ def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class GPT(Decoder):
-    """A GPT with a tied head and a mask in a buffer, which returns a pair."""
+    """A GPT that has a tied head and a mask in a buffer, and returns a pair."""
 
     def __init__(self, **changes: Any) -> None:
         of_gpt = {"act": style("nanogpt").act, "is_tied": True, "attend": masked, "also": {"attn.bias": causal_buffer}}

@@ -58,7 +58,7 @@ def _walked_back(
 
 @cache
 def likeness(one: str, other: str) -> float:
-    """Return the mean of two likenesses from 0 to 1: of the names that two statements assign, and of all words."""
+    """Return how alike two statements are, from 0 to 1: the mean for the names that they assign and for all words."""
     return (_ratio(head(one), head(other)) + _ratio(one, other)) / 2
 
 

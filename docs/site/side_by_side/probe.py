@@ -131,7 +131,7 @@ def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, tr
 
 
 def _by_line(path: Path) -> dict[int, Statement]:
-    """Return the statement that contains each line of a file."""
+    """Return, by line number, the statement of a file that contains the line."""
     found = definitions(path.read_text(encoding="utf-8")).values()
     listed = [statement for definition in found for statement in definition.statements]
     return {line: statement for statement in listed for line in range(statement.begin, statement.end + 1)}

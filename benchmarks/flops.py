@@ -22,8 +22,8 @@ In the table, letters such as B and T are the sizes in `transparity.axes`; F is 
 
 Only matrix products count: no softmax, masks, scales, norms, biases, residuals, activations or embeddings. Masked
 scores count too, so a causal mask saves nothing. Each decoder layer projects the encoder's output to keys and values.
-All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. For a state-space
-model, the rows of the recurrence have N rates instead of 2N, no k·k, and no correction of the states.
+All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. A state-space
+model has N rates instead of 2N, no product k·k, and no correction of the states.
 """
 
 from __future__ import annotations

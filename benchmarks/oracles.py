@@ -183,7 +183,7 @@ def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
     small models, the conformance suite compares the gradients of PyTorch with the reference.
 
     AdamW divides a gradient by its own size, so the rounding of a small gradient may change the loss considerably.
-    Rounding errors are therefore measured at several points: the weights, and slightly different weights.
+    Rounding errors are therefore measured for the given weights and for slightly different weights.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:

@@ -44,7 +44,7 @@ def candidates_of(config: pytest.Config) -> list[Candidate]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Create a test for every candidate on every workload that it can run.
+    """Create a test for every workload and every candidate that can run the workload.
 
     Without a selection (-k or a test id), only the workloads that `default` returns have tests.
     """

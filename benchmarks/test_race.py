@@ -1,4 +1,4 @@
-"""The race: every candidate on every workload that it can run."""
+"""The race: every workload with every candidate that can run the workload."""
 
 from __future__ import annotations
 

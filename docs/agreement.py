@@ -41,7 +41,7 @@ def condensed(report: Run, date: str) -> Run:
 def _cell(cell: Run, claim: Run) -> list[Any]:
     """Return a cell's text, its share of the tolerance, and its number of comparisons.
 
-    If the cell lacks cases of the claim, the text ends with the number of cases.
+    If the cell has fewer cases than the claim, the text ends with both numbers of cases.
     """
     fewer = f" ({cell['cases']} of {claim['cases']})" if cell["cases"] < claim["cases"] else ""
     return [cell["says"] + fewer, float(f"{cell['share']:.2g}"), cell["comparisons"]]

@@ -17,7 +17,7 @@ def version() -> str:
 
 
 def notes(changelog: str, name: str) -> str:
-    """Return a version's section of CHANGELOG.md without its heading. If it is missing or empty, raise `ValueError`."""
+    """Return a version's section of CHANGELOG.md without its heading. Raise `ValueError` if the section is empty."""
     found = re.search(rf"(?ms)^## {re.escape(name)}\b[^\n]*\n(.*?)(?=^## |\Z)", changelog)
     if not found or not found[1].strip():
         raise ValueError(f"The section {name!r} of CHANGELOG.md is missing or empty; write it.")

@@ -79,7 +79,7 @@ def statements_of(name: str, source: str) -> list[list[str]]:
 
 
 def _formula(docstring: str) -> list[str]:
-    """Return the first line of a docstring without references, with a line break at the comma of a formula."""
+    """Return the first line of a docstring without references; break it at semicolons and at commas with two spaces."""
     first = re.sub(r" *\([^()]*[§.]\s*[\d§., ]+\).*", "", docstring.partition("\n")[0]).replace("; ", ";\n")
     return first.replace(",  ", ",\n").split("\n")
 

@@ -1,4 +1,4 @@
-"""A transformer of any library's blocks; a block's name (scope) is the start of its parameters' names."""
+"""A transformer that calls the blocks of any library; a block's scope is the prefix of its parameters' names."""
 
 from __future__ import annotations
 

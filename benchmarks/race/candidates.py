@@ -22,8 +22,8 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 class Candidate:
     name: str
     kinds: tuple[str, ...]
-    """The kinds of software, such as `compiled`. A candidate is compared with peers of its first kind, under which the
-    table lists it."""
+    """The kinds of software, such as `compiled`. The table lists a candidate under its first kind, and compares
+    the candidate with peers of this kind."""
     needs: tuple[str, ...]
     """Modules to import; the import is timed."""
     build: str
@@ -86,7 +86,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of another backend, or a missing candidate if the import fails."""
+    """Yield a candidate for each mode of another backend, or one that counts as missing if the import fails."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)

@@ -11,7 +11,7 @@ from benchmarks.race.timing import WORK, seconds
 from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
-"""Sizes (m, k, n) of the timed matrix products; the limit is the highest FLOPs per second of any size."""
+"""Sizes (m, k, n) of the timed matrix products; the limit is the highest rate (FLOPs per second)."""
 
 PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
 """The sizes on a GPU, where smaller products would leave cores idle."""

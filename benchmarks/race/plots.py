@@ -169,7 +169,7 @@ def intensity(workload: Workload) -> float:
 
 
 def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = lambda picture: True) -> None:
-    """Write the plots into the folder of the results file `path`, with names that start with its name."""
+    """Write the plots beside the results file `path`; the stem of this file is the prefix of the plots' names."""
     with mpl.rc_context(STYLE):
         for name, draw in plots(rows):
             picture = path.with_name(f"{path.stem}-{name}.png")

@@ -52,7 +52,7 @@ class Row:
     ratio: Quartiles | None = None
     """The quartiles over all rounds of the speed relative to `best_peer`."""
     best_peer: str | None = None
-    """The fastest peer of the same kind; for the fastest peer, the candidate itself."""
+    """The peer with which `ratio` compares the candidate; the fastest peer is compared with itself."""
     conformity: Mapping[str, float] | None = None
     first_seconds: float | None = None
     import_seconds: float | None = None

@@ -104,7 +104,7 @@ def title(workload: Workload) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of our implementations, relative to the best peers, without workloads of growth plots."""
+    """Return a Markdown table of our implementations, without the workloads that are points of a growth plot."""
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None
     for row in rows:

@@ -11,7 +11,7 @@ WARM = 0.1
 """The seconds of warm-up before timing a GPU, because an idle GPU lowers its clock rate."""
 
 WORK = 1e9
-"""The number of FLOPs or bytes for which the time of a machine's limit is measured."""
+"""A machine's limit is stored as the time that the machine takes for this number of FLOPs or bytes."""
 
 Run = Callable[[], Any]
 

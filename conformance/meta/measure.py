@@ -46,8 +46,8 @@ POOLS = {
     "equivalents": "meta.mutation.equivalents",
 }
 """The module of each pool. Each module defines `trials(options)` and `MEASURES`. A module may also define
-`add_options(parser)`, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`. `line_of(trial,
-answer)` returns the line to print, or an empty string."""
+`add_options(parser)`, `choose(trials, options)`, `line_of(trial, answer)` for the printed line of an answer, and
+`shares(answered)` in place of `MEASURES`."""
 
 TRIALS: list[Trial] = []
 """The trials to run; worker processes inherit this list and receive an index."""

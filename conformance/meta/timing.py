@@ -83,7 +83,7 @@ def growing(folder: Path) -> Iterator[tuple[str, int, Sequence[str]]]:
 
 
 def measured(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Return the seconds, the processor seconds and the peak memory (of one process) of a check and of its stages."""
+    """Return the time, processor time and peak memory of a check, and the processor time of its stages."""
     command = ["check", *arguments, "--json", "report.json"] if arguments else ["--help"]
     began = time.perf_counter()
     with (folder / "told").open("w+") as told:

@@ -86,7 +86,7 @@ def checked(diagnosis: Diagnosis) -> Report:
 
 
 def shown(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the verdict, the first wrong line, and the report as HTML, cached until port or checker change."""
+    """Return the verdict, the first wrong line, and the report as HTML; a cache keeps them for unchanged code."""
 
     def make() -> str:
         report = checked(diagnosis)

@@ -94,7 +94,7 @@ def site_text(path: str, pages: dict[str, str]) -> str:
 
 
 def within_items(text: str) -> str:
-    """Return Markdown in which the parts of a list item are indented by four spaces; GitHub accepts three."""
+    """Return Markdown in which the parts of a list item are indented by four spaces; GitHub accepts three spaces."""
     parts = re.split(r"(?ms)^(```.*?^```$)", text)
     for index in range(0, len(parts), 2):
         blocks = re.sub(r"(?ms)^   ```.*?^   ```$", lambda block: textwrap.indent(block[0], " "), parts[index])

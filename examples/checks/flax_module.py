@@ -1,6 +1,6 @@
 """Check a Flax module: a small GPT in nnx.
 
-`python examples/checks/flax_module.py` prints the verdict and ends with its exit code.
+`python examples/checks/flax_module.py` prints the verdict, which determines the exit code.
 """
 
 from __future__ import annotations

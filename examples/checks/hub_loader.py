@@ -1,6 +1,6 @@
 """Check a function that loads Hugging Face folders, without an adapter.
 
-`python examples/checks/hub_loader.py` prints the verdict and ends with its exit code.
+`python examples/checks/hub_loader.py` prints the verdict, which determines the exit code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check a PyTorch module with its own names for parameters: a small GPT in a common style.
 
-`python examples/checks/torch_module.py` prints the verdict and ends with its exit code.
+`python examples/checks/torch_module.py` prints the verdict, which determines the exit code.
 """
 
 from __future__ import annotations

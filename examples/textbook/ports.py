@@ -1,4 +1,4 @@
-"""The textbook's three files as ports: `assert_conforms(build_numpy, config=PAPER)` compares one with the reference."""
+"""The textbook's three files as ports: `assert_conforms(build_numpy, config=PAPER)` compares one port."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

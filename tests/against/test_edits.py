@@ -67,7 +67,7 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
 
 
 def test_a_weight_that_is_not_normalized_is_not_called_another_order(tmp_path: Path) -> None:
-    """A sum is one number, so the softmax of the sum is 1; a division by 1 has the same effect as no division."""
+    """`best.sum` is one number, so its softmax is 1: dividing by this softmax has the same effect as no division."""
     report = checked(Mistake([("best / best.sum(-1, keepdim=True)", "best")], reference="routed"), tmp_path)
     assert [fault.causes[0].mistake for fault in report.faults] == ["left out"]
     assert not any("explained if" in note for note in report.notes)

@@ -96,7 +96,7 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A rotation in the wrong direction, and then a scaling of the queries, which does not change their shape."""
+"""A rotation in the wrong direction, and a correct change: the port scales the queries instead of the scores."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])

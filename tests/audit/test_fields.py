@@ -43,7 +43,7 @@ OTHERS: dict[str, set[str]] = {
     "olmoe": {"num_local_experts", "head_dim"},
     "qwen3_next": {"num_local_experts", "hidden_act"},
 }
-"""By family: further fields like `OTHER_FORMS`, and fields that have only one value in the family."""
+"""By family, further fields that are alternatives to another field, or that have only one value in the family."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)

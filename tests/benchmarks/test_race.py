@@ -144,7 +144,7 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peers() -> Iterator[Candidate]:
-    """Yield the installed peers that do not compile."""
+    """Yield the installed peers that need no compilation."""
     for candidate in CANDIDATES:
         compiles = {COMPILED, JAX} & set(candidate.kinds)
         if not (candidate.is_limit or compiles or candidate.ours or candidate.why_missing()):
@@ -199,7 +199,7 @@ def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need()
 
 
 def result(name: str, kind: str, seconds: float, *, ours: bool = False) -> Result:
-    """Return three rounds of one candidate; the second round takes twice as long, for every candidate."""
+    """Return three rounds of one candidate; the second round takes twice as long, like noise that slows all."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
     rounds = {turn: seconds * (2 if turn == 1 else 1) for turn in range(3)}
     ready: dict[str, Any] = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}

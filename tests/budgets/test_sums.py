@@ -36,7 +36,7 @@ def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
 
 @pytest.fixture(scope="module")
 def long_call() -> ReachProbe:
-    """Return a call of the walkthrough with 513 tokens, in which masked keys weigh as much as keys with the score 0."""
+    """Return a call with 513 tokens of the preset `walkthrough`, which gives masked keys the weight of the score 0."""
     long = next(model for model in reach_of_preset("walkthrough") if model.name == "long")
     return long.probe(1, (513, 513))
 

@@ -246,7 +246,7 @@ def with_a_wrong_loss(bundle: Bundle, tensors: Tensors) -> Tensors:
 
 
 def with_a_wrong_cache(bundle: Bundle, tensors: Tensors) -> Tensors:
-    """Replace the steps by the steps of a port whose positions start at 0 again."""
+    """Replace the logits of all chunks by logits of a port whose positions start at 0 in every chunk."""
     probe, said = bundle.probes["mixed"], dict(tensors)
     sizes: dict[str, list[int]] = {}
     for name, shape in bundle.asked.items():

@@ -1,5 +1,5 @@
-"""Test wrong answers of capabilities: an unknown fault has no name, a number is fitted, and a wrong form diverges. The
-pool `independent` measures how often the checker names known faults."""
+"""Test the causes that the checker names for wrong generation, steps, losses and training. The pool `independent`
+measures how often the causes are right."""
 
 import dataclasses
 from collections.abc import Callable

@@ -85,7 +85,7 @@ def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, sa
 
 
 def upper_end(request: Request, tokens: np.ndarray) -> float:
-    """Return the largest uniform number for which sampling picks the first new token of the first row."""
+    """Return the upper end of the uniform numbers for which sampling picks the first new token of the first row."""
     context = {"tokens": tokens[:1, : request.prompt.shape[1]]}
     logits = np.asarray(numpy_build(request.config, request.parameters).logits(**context))[0, -1]
     weights = np.exp(logits - logits.max())

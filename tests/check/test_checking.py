@@ -55,7 +55,7 @@ def causes(report: Report) -> list[str]:
 
 @pytest.mark.long
 def test_a_tap_that_the_port_shows_is_compared_and_contradicts_a_cause() -> None:
-    """The port returns a tap with twice the value that it uses. A wrong scale explains the logits, but not this tap."""
+    """The port doubles a tap only in its answer, and has a wrong scale, which explains the logits, but not the tap."""
     report = check(Showing, config=GPT2)
     assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
     (scores,) = report.faults

@@ -120,7 +120,7 @@ def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
 
 @pytest.mark.parametrize("mixer", RECURRENT)
 def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, mixer: str) -> None:
-    """Keep the state unrounded, because a large state in half precision would lose small changes."""
+    """Expect an unrounded state, because a large state in half precision would lose small changes."""
     config = RECURRENT[mixer]
     for half in set(backend.dtypes) & set(HALF):
         _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[3, 4, 5]]), None)

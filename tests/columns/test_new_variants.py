@@ -34,7 +34,7 @@ def decoder(**fields: Any) -> TransformerConfig:
 
 
 def encoder() -> TransformerConfig:
-    """Return an encoder of features, whose input has its own name."""
+    """Return an encoder that reads the made-up input `features`."""
     given: dict[str, Any] = {"architecture": "encoder", "target_vocab_size": None, "num_encoder_layers": 1}
     return tiny(**SIZES, **given, mel_bins=3, num_frames=6, head="hidden", rotary_scaling="root", rotary_factor=3.0)
 
@@ -67,7 +67,7 @@ def test_a_wrong_shape_of_a_new_input_is_refused(backend: Backend) -> None:
 
 
 def test_steps_agree_with_the_forward_pass(backend: Backend) -> None:
-    """Fill the second row of the first chunk with a token that must not change the state."""
+    """In the first chunk, the third token of the second row is not valid, so this token must not change the state."""
     config = decoder()
     parameters = initialize_parameters(config, 7)
     oracle, forward = forward_oracle(config, parameters, {"tokens": TOKENS}), backend(config, parameters)

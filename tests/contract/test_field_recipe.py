@@ -78,7 +78,7 @@ def text_of(folder: str, *names: str) -> str:
 
 @cache
 def mentioned(*places: tuple[str, ...]) -> frozenset[str]:
-    """Return the attributes, quoted words and keywords in the text of each place, as `text_of` reads it."""
+    """Return the attributes, quoted words and keywords in files; each of `places` has the arguments of `text_of`."""
     text = "\n".join(text_of(*place) for place in places)
     return frozenset(
         word for form in (r"\.(\w++)", r"[\"'](\w++)(?=[\"'])", r"\b(\w++)=") for word in re.findall(form, text)

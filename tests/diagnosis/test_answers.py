@@ -141,7 +141,7 @@ def test_an_unexplained_place_that_changes_no_logit_is_told_only_alone() -> None
 
 
 def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
-    """Return the sentences of the causes for a port with one fault, whose activations were found by value."""
+    """Return the sentences of the causes for a port with one fault; the port's activations were found by value."""
     actual = computed(probes, fault)
     results, answer = results_of(probes, actual), answer_of(probes, actual)
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}

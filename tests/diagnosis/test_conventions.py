@@ -1,5 +1,5 @@
-"""Test that equivalent forms of activations, and any output of a query without visible keys, are no faults. A form is
-equivalent if one linear map turns the reference's activation into the port's, inside a sublayer or at a norm."""
+"""Test that the checker accepts equivalent forms of activations, and any output of a query without visible keys. A form
+is equivalent if one linear map turns the reference's activation into the port's, inside a sublayer or at a norm."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

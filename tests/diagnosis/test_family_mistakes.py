@@ -1,5 +1,5 @@
-"""Test parts that no preset has: correct ports agree, and mistakes get the right tap and cause. These tests check a
-sample; `nox -s power` checks all mistakes."""
+"""Test ports of models with parts that no preset has. These tests check a sample of mistakes; `nox -s power` checks all
+mistakes."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("last-token", ("attention-cap-unwanted", "rotary-layout-the-other"), "logits"),
     ("opt", ("position-offset-counted", "bias-dropped-down", "activation-for-relu"), "logits"),
 ]
-"""A model, the faults of its port, and the checker's view of the port. Single faults are not in the catalogue."""
+"""A model, the faults of its port, and the checker's view. If a port has one fault, the catalogue lacks this fault."""
 
 KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 

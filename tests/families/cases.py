@@ -1,4 +1,4 @@
-"""The models of families from cases.toml."""
+"""The models with which tests compare the families, from cases.toml."""
 
 import tomllib
 from pathlib import Path
@@ -33,13 +33,13 @@ def _case(like: tuple[str, ...] = (), fields: dict[str, Any] | None = None, **re
 
 
 CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
-"""The transformers model that a family is compared with, by family and special feature."""
+"""Models of the library transformers, by case; the name of a case is a family, or a family and a special feature."""
 
 CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
-"""Further models of a family, as changes of our fields."""
+"""Further models of a family: the fields of our configuration that differ from the family's small model."""
 
 REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
-"""A case, its invalid fields, and a part of the error message, by description."""
+"""By a description, a case, invalid values of its fields, and a part of the expected error message."""
 
 ONE_SENTENCE: dict[str, list[list[Any]]] = _TABLES["one_sentence"]
-"""Refused inputs and parts of the messages, by test."""
+"""By the name of a test, inputs that the checker must refuse, and parts of the expected messages."""

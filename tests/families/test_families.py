@@ -70,7 +70,7 @@ def made(case: Case) -> Any:
 
 
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
-    """Return three rows, one padded on the left and one on the right; source and target differ in length."""
+    """Return a model's inputs, with three rows; except in `target`, row 0 starts and row 1 ends with padding."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, 3, 7)}
     random = np.random.default_rng(7)
@@ -83,7 +83,7 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
             tokens[1, -3:] = config.pad_id
         if config.pad_id is not None and name == "target":
             tokens[2, 2] = config.pad_id  # the padding is visible, because a decoder's mask is only causal
-        if config.is_pooled and config.pooling in ("eos", "largest"):  # the token occurs twice, once, and never
+        if config.is_pooled and config.pooling in ("eos", "largest"):  # its count by row: two, one, none
             tokens[:2, 4], tokens[0, 7] = config.stack_vocab_size("decoder") - 1, config.stack_vocab_size("decoder") - 1
         inputs[name] = tokens
     if config.num_token_types:
@@ -116,7 +116,7 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 
 @contextmanager
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
-    """Yield the model, computing entirely in float64.
+    """Yield a copy of the model that computes everything in float64.
 
     transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model.
     `double()` therefore leaves float32 errors.

@@ -109,7 +109,7 @@ def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
 
 
 def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect only single tokens of single rows to run the compiled step; the code is traced but not compiled."""
+    """Expect a graph only for a batch of one row; the backend `eager` records graphs without compiling them."""
     monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
     probe = probes("notes-lm")["mixed"]
     forward, eager = (build(probe.config, probe.parameters, mode=mode) for mode in ("compile", "eager"))
@@ -183,7 +183,7 @@ def assert_linear(actual: Any, rows: Any, weight: Any, bias: Any) -> None:
 
 
 def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:
-    """Return the numbers of axes of the operands in the products of a layer's gradient."""
+    """Return the ranks (`ndim`) of all operands of the matrix products in a layer's gradient."""
     graph, state = nnx.split(linear)
     program = jax.make_jaxpr(jax.grad(lambda state: nnx.merge(graph, state)(rows).sum()))(state)
     products = [step for step in program.eqns if step.primitive.name == "dot_general"]

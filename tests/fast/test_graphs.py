@@ -29,7 +29,7 @@ def doubled(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Replace the recorder by one for the CPU, whose replay runs the function again; return its recordings."""
+    """Replace CUDA's recorder by a CPU recorder, whose replay runs the function again; return the recordings."""
     made: list[Callable[[], None]] = []
 
     def recorded(change: Callable[[], None]) -> Callable[[], None]:
@@ -132,7 +132,7 @@ def assert_replays(replayed: ReplayedGeneration, model: Transformer, **request: 
 def test_a_generation_is_replayed_with_its_own_inputs(
     recordings: list[Callable[[], None]], max_length: int, recorded: list[int]
 ) -> None:
-    """Use several lengths: the cache is full before the generation ends, or shorter than every prompt."""
+    """Use several sizes of the cache, which is full before the generation ends, or shorter than every prompt."""
     model, replayed, counts = generating_model(max_length).model, ReplayedGeneration(), []
     for request in requests():
         assert_replays(replayed, model, **request)

@@ -51,7 +51,7 @@ def noise(oracle: Oracle, dtype: str = "float32") -> dict[str, float]:
 
 @pytest.fixture
 def reused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Return a function that checks whether an oracle's noise is read from the cache."""
+    """Return a function that tells whether the cache contains an oracle's rounding errors (`noise`)."""
 
     def measured(oracle: Oracle, dtype: str) -> dict[str, float]:
         raise NotImplementedError
@@ -299,7 +299,7 @@ def test_only_ports_of_small_models_have_one_thread(
 
 
 def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect the usual number of threads for other models, after the check, and if the user has set a number."""
+    """Expect one thread for a small model, only during the check, and only if the user has set no number of threads."""
 
     def numbers() -> list[int]:
         return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]

@@ -19,7 +19,7 @@ for case in ("translation", "notes-lm"):
         targets = next(reversed(inputs.values()))
         budget = probe.oracle.budget("logits", "float32")
         np.testing.assert_allclose(logits, expected, rtol=0, atol=budget)
-        # A loss changes by at most twice what its logits change by.
+        # A loss changes at most twice as much as its logits.
         assert abs(forward.loss(targets, **inputs) - reference.loss(targets, **inputs)) <= 2 * budget
 """
 

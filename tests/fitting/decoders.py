@@ -39,7 +39,7 @@ def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class GPT(Decoder):
-    """A GPT with a tied head and a mask in a buffer, which returns a pair."""
+    """A GPT that has a tied head and a mask in a buffer, and returns a pair."""
 
     def __init__(self, **changes: Any) -> None:
         of_gpt = {"act": style("nanogpt").act, "is_tied": True, "attend": masked, "also": {"attn.bias": causal_buffer}}
@@ -98,7 +98,7 @@ class TwoMasks(Decoder):
 
 
 class AddedMask(TwoMasks):
-    """A decoder that adds −10,000 to masked scores, so that a query without visible keys follows its scores."""
+    """A decoder that adds −10,000 to masked scores, so a query that sees no key attends as if it saw all keys."""
 
     def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -107,7 +107,7 @@ class AddedMask(TwoMasks):
 
 
 class Every(nn.Embedding):
-    """The embeddings of all positions, for texts of any length."""
+    """A table of positions that returns all its rows, for texts of any length."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.weight
@@ -126,7 +126,7 @@ def padded() -> Callable[[Tensor], Tensor]:
 
 
 class OfHead(nn.Linear):
-    """One linear map for each of the heads."""
+    """One linear map, applied to the features of each head."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.unflatten(-1, (HEADS, -1))).flatten(-2)
@@ -155,7 +155,7 @@ def all_of_head() -> Decoder:
 
 
 def values_of_head() -> Decoder:
-    """Return a decoder whose value map reads one head; its query and key maps read all heads."""
+    """Return a decoder whose values in a head depend only on the head's features, unlike its queries and keys."""
     names = "attn.query attn.key attn.value attn.proj"
     return with_projection(lambda: OfHead(8, 8), "value", attention=names, split=decoders.apart)
 
@@ -211,7 +211,7 @@ class Chat(GPT):
 
 
 class PaddedRows(GPT):
-    """A GPT that masks padding in the rows of the scores."""
+    """A GPT that masks the rows of padded queries in the scores, not the columns of padded keys."""
 
     def __init__(self) -> None:
         super().__init__(attend=self.masked)

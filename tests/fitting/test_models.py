@@ -35,7 +35,7 @@ class Found:
     is_whole: bool = False
     """Whether `fit` must use every parameter."""
     untold: Mapping[str, str] = field(default_factory=dict)
-    """The beginning of the reason, by undetermined field."""
+    """By undetermined field, the beginning of the reason that `fit` must give."""
     told: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 

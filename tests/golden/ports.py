@@ -58,7 +58,7 @@ def noisy() -> Build:
 
 
 def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Build:
-    """Return a port whose logits are off by 1 % if `condition` holds for the configuration and the tokens."""
+    """Return a port whose logits are wrong by 1 % if `condition` holds for the configuration and the tokens."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = numpy_build(config, parameters)
@@ -97,7 +97,7 @@ def with_fields(**fields: Any) -> Build:
 
 
 def refusing(what: str) -> Build:
-    """Return a port that refuses sizes other than 24 features and 3 heads, in its build or its call."""
+    """Return a port that refuses sizes other than 24 features and 3 heads in its build or in calls, as `what` says."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         fits = config.embed_dim == 24 and config.num_heads == 3
@@ -143,7 +143,7 @@ def replaced(wrong: Callable[..., Any], name: str = "forward", *offers: str) -> 
 
 
 def nudged_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
-    """Return a method whose logits are off if `condition` holds for the state."""
+    """Return a method whose logits are wrong by 0.1 % if `condition` holds for the state."""
     return lambda state, forward, **tokens: forward(**tokens) * (1.001 if condition(state) else 1)
 
 
@@ -235,7 +235,7 @@ class HiddenStates(Gpt2):
 
 
 class Showing(ScaledByTheWidth):
-    """A GPT-2 that returns two taps of each layer; one is twice as large as the value that it uses."""
+    """A GPT-2 that returns two taps of each layer: one right tap, and one tap times two."""
 
     def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
         self.shown |= {f"{at}_norm": x, f"{at}.output": 2 * super().attend(at, x)}

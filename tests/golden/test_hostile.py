@@ -41,7 +41,7 @@ def checked(folder: Path, source: str, *options: str) -> Result:
 
 
 def calling(does: str) -> str:
-    """Return the source of a port that runs a statement in its forward pass."""
+    """Return the source of a port that runs the statement `does` in its forward pass."""
     return f"\ndef build(config, parameters):\n    def port(**tokens):\n        {does}\n    return port\n"
 
 

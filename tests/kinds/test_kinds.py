@@ -29,7 +29,7 @@ SYSTEMS = {
 }
 
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
-"""One quick row for each port and system; all other rows have the mark `long`."""
+"""The quick rows: the first row of kinds.toml for each port with the system `bart` or `folder`."""
 
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS} | {("Uncropped", "short")})
 

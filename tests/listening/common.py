@@ -1,4 +1,4 @@
-"""Helpers for tests of recordings: code of lines, and data flow."""
+"""Helpers for tests of recorded operations: the code of their lines, and the data flow between operations."""
 
 import linecache
 from typing import Any

@@ -38,7 +38,7 @@ def rotated_at(positions: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def scaled_if(is_scaled: Callable[[int, TransformerConfig], bool]) -> Callable[..., Tensor]:
-    """Return a method that scales the frequencies only in prompts of some lengths."""
+    """Return a method that scales the rotary frequencies only in prompts whose length `is_scaled` accepts."""
 
     def rotated(self: Model, x: Tensor, where: Tensor) -> Tensor:
         right = self.own
@@ -70,7 +70,7 @@ def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..
 
 @pytest.fixture(autouse=True)
 def as_large_as_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit automatic calls to 64 tokens, as for a model with a million parameters."""
+    """Make the checker choose calls of at most 64 tokens by itself, as for a model with a million parameters."""
     size = sum(value.size for value in probe_parameters(LLAMA).values())
     monkeypatch.setattr(models, "AFFORDABLE", 64 * size)
 

@@ -1,4 +1,4 @@
-"""Run the commands of the pages, with small files and small numbers in place of the named ones."""
+"""Run the commands that the pages show, but with small models and small numbers."""
 
 import os
 import re
@@ -65,7 +65,7 @@ save_file({{f"{{probe}}/logits": forward.logits(**given) for probe, given in pro
 
 
 def transparity(*arguments: str) -> None:
-    """Run a command of this project, with the exit codes that `ENDS` permits."""
+    """Run `transparity` with arguments; assert that `ENDS` permits the exit code."""
     ended = CliRunner(env={"COLUMNS": "80", "PYTHONPATH": PATHS}).invoke(app, arguments)
     assert ended.exit_code in ENDS.get(arguments[0], (0,)), f"{shlex.join(arguments)}: {ended.output}"
 

@@ -35,7 +35,7 @@ def test_a_textbook_file_agrees_with_the_reference(framework: str) -> None:
 
 
 def parts(framework: str) -> list[str]:
-    """Return the functions, classes and methods of a file in the order of their last lines, in NumPy's spelling."""
+    """Return the functions, classes and methods of a file in the order of their last lines, in snake case."""
     tree = ast.parse((FOLDER / f"{FILES[framework]}.py").read_text(encoding="utf-8"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     names = [node.name for node in sorted(found, key=lambda node: node.end_lineno or 0)]

@@ -29,7 +29,7 @@ for package, extra in EXTRAS.items():
     if extra in sys.argv[1:]:
         importlib.import_module(package)
 """
-"""Imports the packages for which the checker's messages name the given extras."""
+"""A program that imports the packages of the extras that its arguments name."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
 RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark|python -m (?:pip install )?pytest)\b")
 FILES = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b|\./port\b"
@@ -51,7 +51,7 @@ def alternatives() -> Iterator[tuple[Path, str]]:
 
 
 def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Path) -> None:
-    """Run one install line in an empty environment, import what its extras promise, and run the examples below it."""
+    """Run one install line in an empty environment, import its extras, and run the examples below the line."""
     source = wheel if asked.startswith("transparity") else clone
     with tempfile.TemporaryDirectory() as folder:
         began, program = os.times(), Path(folder, "empty/bin/python")
@@ -81,7 +81,7 @@ def since(began: os.times_result) -> str:
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
     """Run a page's blocks after an install line, up to the next section with an install line. Earlier Python blocks run
-    only if they are in the same section. Every block that defines a file is written."""
+    only if they are in the same section. Write every Python block that names a file."""
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}
     sys.path.insert(0, str(Path.cwd()))
@@ -118,9 +118,9 @@ def run_console(body: str) -> int:
 
 
 def run_command(line: str, clone: Path) -> int:
-    """Run a command of ours if its files exist; checks of one system skip the search.
+    """Run a command of the project if its files exist; limit the search for causes.
 
-    Benchmarks, and checks of a file that only the clone has, run in the clone.
+    Run `pytest`, and commands with files that only the clone has, in the clone.
     """
     command = line.partition(" #")[0].strip()
     if "&& pytest" in command:

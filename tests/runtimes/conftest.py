@@ -47,7 +47,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def check() -> Check:
-    """Return a function that runs `transparity check` with its arguments."""
+    """Return a function that runs `transparity check`, with the function's arguments on the command line."""
 
     def checked(*arguments: Any) -> Checked:
         result = invoke("check", *arguments, "--json", "-")

@@ -20,7 +20,7 @@ def permute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def converted(family: str, folder: Path, *, permuted: bool = True, offset: bool = True) -> dict[str, np.ndarray]:
-    """Return the tensors as llama.cpp expects them; `permuted` or `offset` switches off a step of the conversion."""
+    """Return the tensors as llama.cpp expects them; False for `permuted` or `offset` skips a step of the conversion."""
     config, tensors = json.loads((folder / "config.json").read_text()), {}
     (architecture,) = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf.get_tensor_name_map(architecture, 99)

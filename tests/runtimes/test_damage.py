@@ -56,7 +56,7 @@ def difference(path: Path, original: Path, folder: Path) -> float:
 
 
 def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """Return the verdict of a check without a search for causes; if the file agrees, also its difference."""
+    """Return the verdict of a check without a search for causes; if it is `agrees`, also the result of `difference`."""
     try:
         check = GgufCheck(Options(str(path), budget=0.0, logits_only=True, dtype="float32"))
         verdict = check(next(iter(check.systems(import_checkpoint(folder)))), ignore_progress).verdict

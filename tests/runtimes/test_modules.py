@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over a
 
 SAMPLE = [case for case in CASES if case["id"] in ("right", "scale", "exact", "tiled", "theta")]
 SLOW = {"exact", "theta"}
-"""Cases that run here only in Keras with PyTorch, because JAX compiles every shape; the pool runs all."""
+"""Cases that run here only in Keras with PyTorch, because JAX compiles every shape."""
 
 ROWS = np.array([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)

@@ -112,7 +112,7 @@ def test_a_missing_file_and_a_missing_checkpoint_are_named(hub: Hub, check: Chec
 
 
 def image_graph(folder: Path, path: Path, *, fixed: bool = False, eps: float | None = None) -> Path:
-    """Export a ViT of transformers that returns hidden states, for any number of images or for two."""
+    """Export a ViT that returns its pooled output, for any number of images, or for exactly two if `fixed`."""
     model = transformers.ViTModel.from_pretrained(folder, attn_implementation="eager").eval().requires_grad_(False)
     for norm in (each for each in model.modules() if isinstance(each, torch.nn.LayerNorm)):
         norm.eps = norm.eps if eps is None else eps

@@ -23,7 +23,7 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""KerasHub's name for each part of a layer, by this project's name. Keys with a stack's name are for that stack."""
+"""KerasHub's name for each part of a layer, by this project's name; the stack is part of a key if the names differ."""
 
 
 def model_of(config: TransformerConfig) -> Any:

@@ -19,7 +19,7 @@ FAMILIES = {"encoder-decoder": ("marian", MarianMTModel), "decoder": ("gpt2", GP
 
 
 class HuggingFace(nn.Module):
-    """A Hugging Face model with the interface of the other peers. `generate` is the library's, and uses a cache."""
+    """A Hugging Face model with the interface of the other peers. `generate` is the library's method, with a cache."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -123,8 +123,8 @@ PACKED: dict[Callable, tuple[str, ...]] = {
     keys_first: ("k", "n", "k"),
     beside_queries: ("n", "kk"),
 }
-"""By split function: the outputs of each projection, `n` for all query heads, `k` for all key or value heads. Split
-functions that are not listed read one matrix with queries, keys and values."""
+"""For each split function, the outputs of the projections that it reads: `n` is all query heads, `k` all key or all
+value heads. Split functions that are not listed read one matrix with queries, keys and values."""
 
 
 def plain(act, up):
@@ -271,7 +271,7 @@ class MinGPT(nn.Module):
 
 
 class LogitsBias(MinGPT):
-    """minGPT with a bias on its logits, which is a buffer, not a parameter, as in BART."""
+    """minGPT with a bias of the logits; the bias is a buffer, not a parameter, as in BART."""
 
     def __init__(self, c):
         super().__init__(c)

@@ -1,7 +1,7 @@
 """The pools `adapting` and `adapters`: ports that `adapt` must match without asking the user, and ports with a bug.
 
-Each bug is an edit of a port's source. The adapter of the buggy port is compared with the adapter of the correct
-port. `adapt` must mark every differing line as undetermined.
+Each bug is an edit of a port's source. In the adapter of the wrong port, every line that differs
+from the adapter of the correct port must be marked as undetermined.
 """
 
 import argparse

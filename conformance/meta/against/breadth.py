@@ -44,7 +44,7 @@ TOLERANCE = 1e-4
 """The largest permitted error of float32, relative to the largest number in the float64 output."""
 
 STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
-"""The stages of a class. `exact`: float32 and float64 agree. `agrees`: the checker accepts a copy of its file."""
+"""The stages of a class. `exact`: float32 and float64 agree. `agrees`: the checker accepts a copy of the file."""
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[tor
 
 
 def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Run the stages of one class; after each stage, yield the last stage and its figures."""
+    """Run the stages of one class; after each stage, yield the name of this stage and all figures so far."""
     answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
     model = build(configured(model_type, name), getattr(transformers, name))
@@ -119,7 +119,7 @@ def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Run the stages of a class in a process with limited time and memory; return the last one, and why it ended."""
+    """Run the stages of a class in a limited process; return the last stage, and why the next stage failed."""
     fork = multiprocessing.get_context("fork")
     answer, why = alone(fork, SECONDS, staged, model_type, name, memory=BYTES)
     answer = answer or {"stage": "listed", "reason": ""}

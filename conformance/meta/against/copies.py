@@ -24,7 +24,7 @@ FAMILIES: dict[str, str] = TABLES["families"]
 """The copied class by model type; our checkpoint reader does not know these types."""
 
 CALLS = ("2 × 11", "1 × 33", "batch of 1", "batch of 2", "3 × 11, padded on the left")
-"""The inputs on which a mistake must be visible: a batch, a long row, images, and padding if possible."""
+"""The inputs on which mistakes are tried: tokens, images (`batch of …`), and padded rows if the model takes a mask."""
 
 LOAD = '''
 

@@ -33,7 +33,7 @@ NOT_RUNNING = (AttributeError, LookupError, NameError, SyntaxError, TypeError)
 CRASHES = (*NOT_RUNNING, ArithmeticError, AssertionError, RuntimeError, ValueError)
 """Exceptions that a mutant may raise; such a mutant counts as not running."""
 TOGETHER = 12
-"""The largest number of lines that the last twin changes."""
+"""The largest number of rewritten lines in the last twin; all other twins have one."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Family:
-    """A model and its copy: source, the lines that run, the saved model, inputs, and expected outputs."""
+    """A model of transformers: the source of its copy, the lines that run, its folder, inputs, and expected outputs."""
 
     name: str
     text: str
@@ -77,7 +77,7 @@ def original(name: str, folder: Path) -> Family:
 
 
 def reached(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> set[int]:
-    """Return the lines of a port that run in its calls."""
+    """Return the lines of a port that run when the port answers `calls`."""
     model, lines = loaded(text, folder), set[int]()
 
     def trace(frame: FrameType, *_: Any) -> Any:
@@ -138,7 +138,7 @@ def _agrees(found: Mapping[str, float] | None) -> bool:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], bool], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield a mutant for each edit that `judge` accepts; kinds take turns, and lines with few mutants come first."""
+    """Yield a mutant for each edit that `judge` accepts, one kind after another; prefer lines with few mutants."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):

@@ -135,7 +135,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return the mutants and twins of the chosen families; `wanted` is the range of mutated lines."""
+    """Return a trial for each mutant and twin of the chosen families; a trial's `wanted` has its changed lines."""
     found = []
     for name in sorted(options.families):
         folder = options.pool_folder / name

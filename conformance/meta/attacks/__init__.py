@@ -1,4 +1,4 @@
-"""Wrong ports that try to pass the check. No port was made from the catalogue of faults.
+"""Wrong ports that try to pass the check. We wrote them without the catalogue of faults.
 
 Each row of bugs/ is an edit of the independent port, and its story states the mistake. The programs of process.py
 are checked from the command line.

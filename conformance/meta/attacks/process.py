@@ -142,7 +142,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
     "no-stack": ("leaves almost no room on the stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""A description and a function for the forward pass, by id. The port returns the result, or zeros in place of None."""
+"""The harm that a port does, and its forward pass, a function of zeros shaped like logits; None means the zeros."""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

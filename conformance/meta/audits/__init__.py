@@ -1,1 +1,1 @@
-"""Loaders written independently of the checker, with and without planted faults, and their audits."""
+"""Audits of loaders that do not import the checker, with and without planted faults."""

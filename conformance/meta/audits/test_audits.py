@@ -1,4 +1,4 @@
-"""Audit a sample of the planted faults, and test the pool itself; `nox -s power` audits all of them."""
+"""Audit a sample of the planted faults, and test the pool itself; `nox -s power` audits all faults."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ def trials(options: Any) -> list[Trial]:
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
-    """Return whether the port's first reported line is right, or the bug changes the line reported in the original."""
+    """Return whether the line reported in the port is right, or the bug changed the line reported in the original."""
     first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
     if is_line(bug, first):
         return True

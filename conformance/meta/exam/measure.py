@@ -25,7 +25,7 @@ IMPORTED = {"transformers": "transformers.modeling_utils"}
 
 
 def context_of(bug: Bug) -> Any:
-    """Return a context whose processes fork with slow modules imported, or start anew for a bug in these modules."""
+    """Return a context whose processes have already imported the slow modules, unless the bug is in such a module."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
@@ -35,7 +35,7 @@ def context_of(bug: Bug) -> Any:
 
 
 def answer_of(bug: Bug, way: str) -> dict[str, Any]:
-    """Run a bug; `way` is the module of `meta.exam` that runs the checker."""
+    """Check code with a bug; `way` is the module of `meta.exam` that runs the checker."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         result, why = alone(context_of(bug), TIMEOUT, run.results, bug.id, str(Path(folder).resolve()), way)
     if result is None:  # the exam itself failed, not the port
@@ -48,7 +48,7 @@ def trials(options: argparse.Namespace, way: str = "run") -> list[Trial]:
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the bugs whose id or story contains `--only`, or a sample of these bugs, followed by their twins."""
+    """Return the bugs whose id or story contains `--only`, or a sample of these bugs, and their twins."""
     word = options.only
     found = [bug.id for bug in exam().values() if word in bug.id or word in bug.story]
     if options.sample:

@@ -124,7 +124,7 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
-    """Return the number of answers with each kind of flaw, and a table of these answers."""
+    """Return the number of answers with each kind of flaw, a table of these answers, and bugs without an answer."""
     order = [*_kinds({**dict.fromkeys(JUDGED), "control": True})]
     order += _kinds({**dict.fromkeys(JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]

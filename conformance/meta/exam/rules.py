@@ -78,7 +78,7 @@ TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and tw
 
 
 def scores(found: Sequence[Judgment]) -> list[Share]:
-    """Return the checker's shares of detected, placed and named bugs, of right lines, and of accepted controls."""
+    """Return the share of bugs with each judgment, such as detected or named, and the share of accepted controls."""
     wrong = [each for each in found if not each["control"]]
     right = [each for each in found if each["control"]]
     counts = {

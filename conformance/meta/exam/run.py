@@ -1,4 +1,4 @@
-"""Run one bug in this process, and judge the port by common rules, too."""
+"""Check the code with one bug in this process, and judge the port by common rules, too."""
 
 import contextlib
 import dataclasses

@@ -234,8 +234,8 @@ def _changed(config: TransformerConfig, name: str, dice: random.Random) -> Trans
 def computes_the_same(config: TransformerConfig, other: TransformerConfig | None) -> bool:
     """Return whether the reference computes equal logits for both configurations, on padded inputs.
 
-    If only one configuration has a parameter, the logits must be equal to the last bit, so that no operation reads the
-    parameter. The bias of the keys, for example, changes only the rounding.
+    If only one configuration has a parameter, the logits must be bitwise equal. A larger tolerance would accept a bias
+    of the keys, for example, which changes only the rounding.
     """
     if other is None:
         return False

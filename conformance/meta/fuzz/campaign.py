@@ -55,12 +55,12 @@ class Unshown(Generic[T]):
 
 
 def inputs_of(door: Door, total: int) -> int:
-    """Return an entry point's number of inputs, rounded up, for `total` inputs of all entry points."""
+    """Return how many of `total` inputs an entry point gets, rounded up."""
     return -(-total * DOORS[door] // TOTAL)
 
 
 def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
-    """Run inputs through an entry point. After a violation, smaller inputs follow; the last is the smallest."""
+    """Return the outcomes of inputs. After a violation, Hypothesis tries smaller inputs; the last is the smallest."""
     found: list[Outcome] = []
     files.right_bundle()  # the time to write it does not count
 

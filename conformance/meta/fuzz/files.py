@@ -137,7 +137,7 @@ def bundle_file(draw: Draw, folder: Path) -> str:
 
 
 def _check_forged(read: Bundle, bundle: Bundle) -> None:
-    """Assert that the reference computes what a changed bundle expects, and that the bundle has no new requests."""
+    """Assert that a changed bundle has finite expected values, no new requests, and unchanged inputs of requests."""
     for key, probe in read.probes.items():
         assert all(np.isfinite(value).all() for value in probe.oracle.expected.values()), key
         assert all(np.isfinite(probe.oracle.budget(tap, read.dtype)) for tap in probe.oracle.expected), key

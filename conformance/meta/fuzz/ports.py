@@ -165,7 +165,7 @@ def program(draw: Draw, folder: Path) -> str:
 
 
 def command_line(draw: Draw, folder: Path) -> str:
-    """Run `transparity` once; `check` must not agree with any of these ports."""
+    """Run `transparity` with drawn arguments and files; all ports are wrong, so `check` must not agree."""
     _, files = right_bundle()
     write(folder, files | {"actual.safetensors": draw(wild.damaged(files["expected.safetensors"]))})
     config, ours, hub = folder / "a.json", folder / "b.json", folder / "hub"

@@ -11,7 +11,7 @@ from meta.fuzz.strategies import Draw
 from transparity.errors import TransparityError
 
 SAMPLE = 300
-"""The number of inputs of all entry points; `--every-case` tries ten times as many."""
+"""The number of inputs for all entry points together; `--every-case` tries ten times as many."""
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))

@@ -13,7 +13,7 @@ from meta.independent.model import Cache, Model, tokens
 class Beam(NamedTuple):
     """A beam: its log probability, the number of new tokens, whether it has ended, and its ids.
 
-    `seen` are the ids that the model reads.
+    The model reads `seen`, which differs from `ids` only in a port with a bug.
     """
 
     score: float

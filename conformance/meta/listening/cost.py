@@ -1,8 +1,8 @@
-"""The pool `listening`: the cost of recording operations.
+"""The pool `listening`: the time and memory of recording all operations of a forward pass.
 
-A GPT-2 in each framework is measured at a probe's size, and with 12 layers at 128 positions. The measures are the
-times of an eager and of a recorded pass, and the size of the recorded values relative to the taps. A recorded pass
-may take as long as three eager passes plus 2 s.
+Each framework runs a small GPT-2, and a GPT-2 with 12 layers and 128 positions. The pool measures an eager pass, a
+recorded pass, and the size of the recorded values relative to the taps. A recorded pass may take as long as three
+eager passes plus 2 s.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PORTS_OF = {"pytorch": "gpt2-conv1d", "jax": "nnx", "numpy": "picogpt"}
 
 
 def measured(framework: str, size: str) -> dict[str, Any]:
-    """Return the fastest eager and recorded seconds, and the numbers of operations and of bytes."""
+    """Return the shortest times of an eager and of a recorded pass, and the number and size of recorded values."""
     config, rows, length = SIZES[size]
     model = made_by(PORTS[PORTS_OF[framework]][0], config)
     tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))

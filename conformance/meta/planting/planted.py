@@ -138,7 +138,7 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
 
 @contextmanager
 def planted_on_ranks(build: Backend, parts: Harness) -> Iterator[None]:
-    """Plant the same fault in the worker processes of a sharded column, within the context."""
+    """Plant the fault of `build` in the worker processes of its sharded column until the context ends."""
     ranks = launched(cast(ShardedHarness, parts))
     ranks.do(_enter, *PLANTED[id(build)])
     try:
@@ -173,7 +173,7 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file, by its name. Other files have the topic of the same name, or `forward`."""
+"""By file name, the topic of the claims about a file. Any other file has the topic with its name, or `forward`."""
 
 
 def topic(file: str) -> str:
@@ -182,7 +182,7 @@ def topic(file: str) -> str:
 
 
 WORDS = ("pytorch", "flax")
-"""Columns for which a row may have its own text."""
+"""Columns for which a row of plants.toml may have its own text."""
 
 
 @dataclass(frozen=True)

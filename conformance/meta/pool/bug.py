@@ -33,7 +33,7 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
 
 
 def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
-    """Replace the only occurrence of `old`, or the `nth`; raise `PoolError` without this occurrence."""
+    """Replace the only occurrence of `old`, or occurrence number `nth`, which must exist."""
     count = text.count(old)
     if count != 1 and nth is None:
         raise PoolError(f"{where} has {count} places with {old!r}; expected one place, or `nth` to choose one.")

@@ -148,7 +148,7 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
 
 
 def place_of(fault: Fault) -> str:
-    """Return the tap of a fault, or the tap of its cause if the logits revealed it."""
+    """Return the tap of a fault; if only the logits show the fault, return the tap of its cause."""
     at = fault["causes"][0]["at"] if fault["causes"] else ""
     return str(at or fault["where"])
 
@@ -256,7 +256,7 @@ def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
 def _by_bugs(
     title: str, kind: str, view: View | Literal[""], right: Callable[[Bugs, Answer], bool], target: float
 ) -> Measure:
-    """Return a measure of trials with bugs. A crash is wrong. A trial in which a bug changes nothing does not count."""
+    """Return a measure; a crash counts as a wrong answer, and a trial in which a bug changes nothing does not count."""
 
     def judge(trial: Any, answer: Answer) -> bool | None:
         return None if answer["verdict"] == "inert" else not answer["error"] and right(trial.bugs, answer)

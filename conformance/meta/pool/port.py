@@ -145,7 +145,7 @@ def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
 
 
 def is_right(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether the float32 logits are within the oracle's budget, computed without the checker."""
+    """Return whether the error of the float32 logits is within the oracle's budget; do not use the checker."""
     found = logits_with(case, bugs, "float32")
     for name, probe in probes_called(case).items():
         expected = probe.oracle.expected["logits"]

@@ -55,7 +55,7 @@ class Sharded(Port):
         return {**shown, "logits": logits} if self.plan.endswith("taps") else logits
 
     def ignored(self) -> int:
-        """Return the target that the loss ignores."""
+        """Return the target id that the loss ignores."""
         return -100 if self.c.pad_id is None else self.c.pad_id
 
 
@@ -112,7 +112,7 @@ class TensorParallel(Sharded):
         return y if bias is None else y + bias
 
     def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
-        """Apply a norm; with `sequence`, every rank normalizes its part of the positions."""
+        """Apply a norm; in the plan `sequence`, every rank normalizes its part of the positions."""
         if not self.plan.startswith("sequence"):
             return super().norm(name, x, tap=tap)
         padded = F.pad(x, (0, 0, 0, -x.shape[1] % RANKS))
@@ -126,14 +126,14 @@ class TensorParallel(Sharded):
         return F.pad(logits, (0, more)) if self.plan.startswith("padded") else logits
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Return the loss from the logits of the whole vocabulary, without its padding."""
+        """Return the loss from the logits of the whole vocabulary, without the padding of the vocabulary."""
         logits = self.logits(**inputs)
         is_sharded = self.plan.startswith("columns")
         logits = gather(logits, -1) if is_sharded else logits[..., : self.c.target_vocab_size]
         return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=self.ignored())
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss and the gradients of this rank's parameters; `sequence` sums norm gradients over ranks."""
+        """Return the loss and this rank's gradients; the plan `sequence` sums the gradients of norms over ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         if self.plan.startswith("sequence"):
             found |= {name: as_numpy(summed(torch.as_tensor(g))) for name, g in found.items() if "norm" in name}

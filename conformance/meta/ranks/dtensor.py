@@ -1,6 +1,6 @@
 """A Llama as a plain `nn.Module` that PyTorch shards by a plan of `parallelize_module`; its logits are a DTensor.
 
-`build` is correct. `build_fused` has a mistake: it shards queries, keys and values as if they were one fused matrix.
+`build` is correct. `build_fused` is wrong: it concatenates query, key and value, and each rank gets a block of rows.
 """
 
 import tempfile
@@ -46,7 +46,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> An
 
 
 def build_fused(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Return the port with the mistake: each rank has the rows of its part of a fused matrix."""
+    """Return the wrong port; `found` has the rows of each matrix in the order in which the ranks get them."""
     found = dict(parameters)
     for layer in range(config.num_decoder_layers):
         names = [f"decoder.layers.{layer}.self_attention.{role}.weight" for role in ("query", "key", "value")]

@@ -27,7 +27,7 @@ if RANKS > 1 and not jax.distributed.is_initialized():
 MESH = Mesh(np.array(jax.devices()[:RANKS]), ("model",))
 
 COLUMNS, ROWS = ("c_attn.weight", "c_fc.weight"), ("c_proj.weight", "wte.weight")
-"""The matrices, as (in, out), whose outputs and whose inputs are sharded; the embedding is sharded by tokens."""
+"""The matrices (in, out) whose columns are sharded, and the matrices whose rows are sharded."""
 
 
 def placed(path: Path) -> dict[str, jax.Array]:
@@ -48,6 +48,6 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> An
 
 
 def build_bias(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Return the port with the mistake: the sum over ranks contains the bias of every rank."""
+    """Return the wrong port: the biases of the summed layers are multiplied by the number of ranks."""
     summed = ("attention.output.bias", "down.bias")
     return build(config, {name: x * RANKS if name.endswith(summed) else x for name, x in parameters.items()})

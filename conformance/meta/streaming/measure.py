@@ -2,7 +2,7 @@
 
 Checkpoints are written into `--folder` and kept there; the largest needs 16 GB. Each size is measured in its own
 process, for 72 and for 8 positions. The figures are processor seconds and peak memory. Both figures include the
-import, and the logits in float64 and float32.
+imports, and the computation of the logits in float64 and float32.
 """
 
 import argparse

@@ -58,7 +58,7 @@ def _walked_back(
 
 @cache
 def likeness(one: str, other: str) -> float:
-    """Return the mean likeness, from 0 to 1, of two statements' assigned names and of all their words."""
+    """Return how alike two statements are, from 0 to 1: the mean for the names that they assign and for all words."""
     return (_ratio(head(one), head(other)) + _ratio(one, other)) / 2
 
 

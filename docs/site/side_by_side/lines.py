@@ -1,4 +1,4 @@
-"""Line breaks in long lines of Python, at places that keep them readable."""
+"""Break long lines of Python at commas, `and`, `else`, and brackets."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12,
 
 
 def models() -> dict[str, TransformerConfig]:
-    """Return small models by name, which together use most functions, the most common functions first."""
+    """Return small models by name. They use most functions; the first models use the most common functions."""
     translation = dataclasses.replace(
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
@@ -131,7 +131,7 @@ def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, tr
 
 
 def _by_line(path: Path) -> dict[int, Statement]:
-    """Return the statement that contains each line of a file."""
+    """Return, by line number, the statement of a file that contains the line."""
     found = definitions(path.read_text(encoding="utf-8")).values()
     listed = [statement for definition in found for statement in definition.statements]
     return {line: statement for statement in listed for line in range(statement.begin, statement.end + 1)}

@@ -1,4 +1,4 @@
-"""Made-up variants: a mixer, an input and a rotary scaling, each with the row that describes it."""
+"""A made-up mixer, input and rotary scaling: tests add the rows of this file to the tables of `transparity.parts`."""
 
 from transparity.config import TransformerConfig
 from transparity.parts.part import Part, joined, linear, tapped

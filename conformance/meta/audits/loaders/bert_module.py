@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""BERT and RoBERTa as a PyTorch module; its parameter names are those in the file, and attention is PyTorch's own."""
+"""BERT and RoBERTa as a PyTorch module with the file's parameter names and PyTorch's fused attention."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""transformers' DistilBERT with our parameters; the checker does not read folders of this family."""
+"""The DistilBERT of transformers, built from our configuration and parameters instead of a folder."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Loaders that read Hugging Face folders with transformers: fused or plain attention, or with a cache."""
+"""Loaders that read Hugging Face folders with transformers, with fused or plain attention, with or without a cache."""
 
 import json
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 
 def load(folder: str) -> Any:
-    """Load the model in a Hugging Face folder, with settings in the form of LitGPT's configurations."""
+    """Load a Hugging Face folder; translate its config.json into a LitGPT configuration."""
     c = json.loads(Path(folder, "config.json").read_text())
     tensors, state = load_file(f"{folder}/model.safetensors"), dict[str, Any]()
     is_gemma2, is_qwen2 = c["model_type"] == "gemma2", c["model_type"] == "qwen2"

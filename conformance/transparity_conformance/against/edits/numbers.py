@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import sys
@@ -47,14 +46,23 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
             others = [not old] if isinstance(old, bool) else _other_fractions(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-                yield dataclasses.replace(number_edit(at, path, old, value), wider=_of_sizes(at, path, old, value))
+                yield number_edit(at, path, old, value)
 
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
-    def says() -> str:
-        return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
+    numbers = f"uses {_in_words(value)} instead of {_in_words(old)}"
+    wider = _of_sizes(at, path, old, value)
+    if isinstance(old, float):
+        says = f"{numbers} wherever the reference passes this number to `{short(at.step)}`"
+        make = functools.partial(_wherever, path=path, old=old, value=value, name=at.step.name)
+        wider += (Edit("number", says, make, rank + 1, is_everywhere=True),)
+    says_here = lambda: f"{numbers} in {part_of(at.program, [at.step])}"
+    return Edit("number", says_here, functools.partial(with_number, path=path, value=value), rank, wider=wider)
 
-    return Edit("number", says, functools.partial(with_number, path=path, value=value), rank)
+
+def _wherever(at: At, path: Path, old: float, value: float, name: str) -> Change | None:
+    is_used = at.step.name == name and dict(number_arguments(at)).get(path) == old
+    return with_number(at, path, value) if is_used else None
 
 
 POWERS = {"n": 1.0, "1/n": -1.0, "√n": 0.5, "1/√n": -0.5}

@@ -186,7 +186,8 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
         says = f"applies `{INVERSE[name]}` to the swapped operands, where the reference applies `{name}`"
         yield Edit("function", says, functools.partial(_called, other=INVERSE[name], is_turned=True), rank=1)
     for label, function in activations().items() if name in ACTIVATIONS else ():
-        says = f"applies {label}, where the reference applies `{name}`"
+        form = f" ({at.step.kwargs['approximate']})" if at.step.kwargs.get("approximate") else ""
+        says = f"applies {label}, where the reference applies `{name}`{form}"
         made = lambda at, function=function: lambda values: at.fitting(function(values[at.step.inputs[0]]))
         yield Edit("function", says, made, rank=1)
 
@@ -209,7 +210,7 @@ def activations() -> dict[str, Function]:
 
     return {
         "SiLU": F.silu,
-        "GELU": F.gelu,
+        "GELU (erf)": F.gelu,
         "GELU (tanh)": functools.partial(F.gelu, approximate="tanh"),
         "GELU with erf(x) instead of erf(x / √2)": lambda x: x * (1 + torch.erf(x)) / 2,
         "GELU (sigmoid)": lambda x: x * torch.sigmoid(1.702 * x),

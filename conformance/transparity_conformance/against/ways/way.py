@@ -94,7 +94,7 @@ class Sides:
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
         """Find the lines and causes of wrong answers. If a newly built port returns the right answer, the cause is
-        state that earlier calls left in the port. If it repeats another wrong answer, add the note `RANDOM`."""
+        state that earlier calls left in the port. If this port repeats another wrong answer, add the note `RANDOM`."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference

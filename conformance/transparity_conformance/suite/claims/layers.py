@@ -97,7 +97,7 @@ def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="feed_forward", harness=True)
 def module(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The feed-forward module agrees on random activations."""
+    """The feed-forward module agrees with the reference on random activations."""
     for case in PRESETS:
         yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
 

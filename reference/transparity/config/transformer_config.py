@@ -55,7 +55,7 @@ masked score (document 000 has −1e-20), masked keys keep a weight, and only th
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The configuration of a transformer; any two models differ only in the values of these fields.
+    """The configuration of a transformer: all properties of a model except the values of its parameters.
 
     An invalid configuration raises `ConfigError`, which names the field, its value and usually a valid value. Fields of
     a stack that the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.

@@ -130,8 +130,8 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
     """Return `end` and the operations that only rearrange or select the elements of `end`, and the first other
-    operation that reads these elements. If the other operation has no line of the port, return the last of the list
-    instead."""
+    operation that reads these elements. If that operation has no line of the port, return the last rearranging
+    operation instead."""
     same = [end]
     for index in range(end + 1, len(operations)):
         inputs = operations[index].inputs

@@ -104,7 +104,7 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""The only families to test if a backend compiles models; with the presets, these families have all features."""
+"""The only families to test if a backend compiles models; with the presets, these families cover all features."""
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
     """Return YaRN's frequencies. Frequencies with many turns within the original length stay unscaled, and frequencies
     with few turns are divided by the factor.
 
-    Between these limits, a frequency is a mixture of the unscaled and the divided frequency.
+    In between, a frequency is a mixture of the unscaled and the divided frequency.
     """
     size, original = config.rotated_dim, config.rotary_original_length
 

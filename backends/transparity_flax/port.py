@@ -133,7 +133,7 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """The structure for gradients by `training`: if true, batch norms use the statistics of the batch."""
+        """Two structures for gradients, by `training`: with True, batch norms use the statistics of the batch."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)

@@ -203,7 +203,7 @@ class ShardedHarness(Harness, Protocol):
     """A harness of a column that can run over several ranks."""
 
     SHARDED: str
-    """The name of the module with the class `ShardedBackend(data, tensor)`, which implements this protocol's
+    """The name of the module with the class `ShardedBackend(data, tensor)`, which implements the protocol
     `ShardedBackend`. Each process imports the module when a launcher such as torchrun starts it."""
 
     def processes(self, ranks: int) -> int:

@@ -23,7 +23,7 @@ LAYER = re.compile(r"(.+?)\.layers\.(\d+)(?:\.(.*))?", re.DOTALL)
 
 @functools.lru_cache(maxsize=2**14)  # the same names are split often
 def in_layer(name: str) -> tuple[str, int, str] | None:
-    """Return (`decoder`, 3, `output`) for the tap or parameter `decoder.layers.3.output`; None for others."""
+    """Return (`decoder`, 3, `output`) for the tap or parameter `decoder.layers.3.output`; None outside layers."""
     found = LAYER.fullmatch(name)
     return (found[1], int(found[2]), found[3] or "") if found else None
 

@@ -50,7 +50,7 @@ class Training:
     def rate(self, step: int, embed_dim: int) -> float:
         """Return the learning rate at a step, counted from 1.
 
-        With warm-up, it is learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2).
+        With warm-up, the rate is learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2).
         """
         if self.warmup_steps is None:
             return self.learning_rate

@@ -36,7 +36,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 
 def normed(layer: Layer, name: str, place: str, x: Hidden, context: Context) -> Hidden:
-    """Apply the norm of the sublayer `name` at `place`, a key of `NORMS_AT`; return `x` if there is no norm."""
+    """Apply the norm of the sublayer `name` at `place` (such as `before`); return `x` if there is no norm."""
     norms = NORMS_AT[layer.config.norm_position] if layer.config.attention_norm or name != "self_attention" else {}
     return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 

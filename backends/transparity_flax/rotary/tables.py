@@ -13,7 +13,7 @@ from transparity_flax.shapes import Frequencies, Positions, RotaryTables
 
 
 def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Frequencies:
-    """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
+    """Return each pair's scaled angle per position; `beyond` means in sequences longer than the original length."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 

@@ -62,8 +62,8 @@ def beam_search(
     """Return each row of `prompt` with the best of `beams` continuations, and the continuation's score.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Continuations that have ended
-    still compete with the others. If scores are equal, the better parent beam wins, then the lower token id. `generate`
-    in `transparity.protocol` explains `lengths` and `source`.
+    still compete with unfinished continuations. If scores are equal, the better parent beam wins, then the lower token
+    id. `generate` in `transparity.protocol` explains `lengths` and `source`.
     """
     config, batch, device = model.config, len(prompt), prompt.device
     tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)

@@ -33,7 +33,7 @@ def project_heads(linear: nn.Linear, x: Hidden, num_heads: int, projection: Proj
 
 
 def repeat_heads(x: Heads, num_heads: int) -> Float[Tensor, "batch heads length head_dim"]:
-    """x[⌊h / group⌋] for each query head h, where `group` query heads share a head (GQA, Ainslie et al. 2023, §2.2)."""
+    """x[⌊h / group⌋] for each query head h; `group` query heads share a head of x (GQA, Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 

@@ -98,7 +98,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slices of a parameter, whose planned axis `tensor` splits, and whose rows `data` splits."""
+    """Return this rank's slices of a parameter: tensor ranks split the planned axis, and data ranks split the rows."""
     held, axis = [slice(0, size) for size in value.shape], plan[name].axis
     if axis is not None:
         held[axis] = chunk(held[axis], mesh["tensor"])

@@ -56,7 +56,7 @@ def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Fl
     """2^(−8 i / num_heads) for the heads i = 1 … num_heads (Press et al. 2022, §3, and their code).
 
     If `num_heads` is no power of two, let n be the next lower power of two. The first n heads get the slopes for n
-    heads, and the others get every other slope for 2n heads.
+    heads, and the remaining heads get every second slope for 2n heads.
     """
     below = 2 ** int(math.log2(num_heads))
     steps = torch.arange(1, below + 1, dtype=torch.float64, device=device)

@@ -12,7 +12,7 @@ from transparity_pytorch.shapes import Frequencies, Positions, RotaryTables
 def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
 ) -> Frequencies:
-    """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
+    """Return each pair's scaled angle per position; `beyond` means in sequences longer than the original length."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 

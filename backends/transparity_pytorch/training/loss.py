@@ -30,7 +30,7 @@ def cross_entropy(
 
 
 def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Tensor, ""]:
-    """Return the loss of a model; in training, batch norms normalize by the batch, and running statistics are kept."""
+    """Return the loss of a model; in training, batch norms normalize by the batch; running statistics never change."""
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     logits = functional_call(model, statistics, kwargs=tokens)
     return cross_entropy(logits, targets, model.config.pad_id)

@@ -71,7 +71,7 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
 
     Args:
         tensors: the model's tensors, which share no memory.
-        parameters: the reference's parameters. Views of `tensors` get the new values; other parameters stay unchanged.
+        parameters: the reference's parameters; only views of `tensors` get new values.
     """
     written = {name: value.copy() for name, value in tensors.items()}
     views: Arrays = {}

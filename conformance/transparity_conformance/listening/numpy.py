@@ -50,7 +50,7 @@ PLAIN = frozenset([float, int, bool, str, bytes])
 """Types that contain no array. The hooks skip values of these types early, to save time in Python loops."""
 
 LONGEST_LIST = 256
-"""Longer lists are not searched for arrays, because they usually contain tokens."""
+"""Lists with more elements are not searched for arrays, because they usually contain tokens."""
 
 _active: list[_Listener] = []
 

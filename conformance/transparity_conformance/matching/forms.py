@@ -126,7 +126,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether iterations have equal shapes, and read only values before the loop or earlier in the body."""
+    """Return whether iterations have equal shapes, and read only values before the loop or of earlier body steps."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:

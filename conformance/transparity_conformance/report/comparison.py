@@ -157,7 +157,7 @@ def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest absolute difference; infinite if NaN or an infinity is in only one of the arrays."""
+    """Return the largest absolute difference; infinite if an element is NaN or infinite in only one of the arrays."""
     if actual.size > BLOCK and actual.shape == expected.shape:
         return max(gap(*blocks) for blocks in _in_blocks(actual, expected))
     return float(np.abs(less(actual, expected)).max(initial=0.0))

@@ -84,7 +84,7 @@ class RanksComparison(Compared):
 
     count: int
     one_rank: Literal["agrees", "diverges", "inconclusive"]
-    """Whether a single rank returns the same results; `inconclusive` if the code could not run on a single rank."""
+    """Whether one rank returns the same results as `count` ranks; `inconclusive` if one rank could not run the code."""
     error: float = 0.0
     budget: float = 0.0
     """The largest difference that rounding explains: the sum of both runs' budgets."""

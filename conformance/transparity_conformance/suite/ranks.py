@@ -83,7 +83,7 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Run a task on all ranks. Raise an error of a rank; if a rank does not reply, stop all ranks."""
+        """Run a task on all ranks. Raise the error of a rank that fails; if a rank does not reply, stop all ranks."""
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:

@@ -55,7 +55,7 @@ masked score (document 000 has −1e-20), masked keys keep a weight, and only th
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The configuration of a transformer; any two models differ only in the values of these fields.
+    """The configuration of a transformer: all properties of a model except the values of its parameters.
 
     An invalid configuration raises `ConfigError`, which names the field, its value and usually a valid value. Fields of
     a stack that the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.
@@ -253,7 +253,7 @@ class TransformerConfig:
     # Layers that differ
 
     layer_types: tuple[str, ...] = ()
-    """The kind of each layer, in order; a shorter list is repeated. With an empty list, all layers are alike."""
+    """The kind of each layer, in order; the list repeats until the last layer. If empty, all layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
     """For each kind of layer, the fields whose values differ from this configuration. These fields may differ:
     `sliding_window`, `window_kind`, `query_temperature`, `positions` (`none` instead of `rotary`), `rope_theta`, the
@@ -304,7 +304,7 @@ class TransformerConfig:
     rotary_short_factors: tuple[float, ...] = numbers(POSITIVE)
     """With `longrope`, the divisor of each angle in sequences of up to `rotary_original_length` tokens."""
     rotary_long_factors: tuple[float, ...] = numbers(POSITIVE)
-    """With `longrope`, the divisor of each angle in longer sequences."""
+    """With `longrope`, the divisor of each angle in sequences of more than `rotary_original_length` tokens."""
     relative_bias: bool = False
     """Whether the scores also get the bias of `relative`, in addition to learned or sinusoidal positions (MPNet)."""
     relative_buckets: int = 32
@@ -437,7 +437,7 @@ class TransformerConfig:
 
     @property
     def masked_score(self) -> float:
-        """A masked score after scaling; `mask_value` is scaled, too, if masking comes first."""
+        """The number that replaces masked scores: `mask_value`, which is scaled if scores are masked before scaling."""
         return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
 
     @property

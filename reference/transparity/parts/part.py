@@ -21,7 +21,7 @@ class Cut(NamedTuple):
     heads: int | None = None
     """Number of heads along the axis. None means that the axis consists of features that belong to no head."""
     of: str = "heads"
-    """The words for these heads in messages, such as `heads of keys`."""
+    """The words for the heads along the axis in messages, such as `heads of keys`."""
     why_whole: str | None = None
     """The reason why the parameter may not be distributed with this configuration."""
 

@@ -38,7 +38,7 @@ def project_heads(parameters: Parameters, x: Hidden, num_heads: int, projection:
 
 
 def repeat_heads(x: Heads, num_heads: int) -> Inexact[Array, "batch heads length head_dim"]:
-    """x[⌊h / group⌋] for each query head h, where `group` query heads share a head (GQA, Ainslie et al. 2023, §2.2)."""
+    """x[⌊h / group⌋] for each query head h; `group` query heads share a head of x (GQA, Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
 

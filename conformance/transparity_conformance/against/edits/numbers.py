@@ -122,7 +122,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Format a number as a decimal. If the number equals √n or 1/√n, add this form."""
+    """Format a number as a decimal. If the number equals √n or 1/√n for an integer n, add this form."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:

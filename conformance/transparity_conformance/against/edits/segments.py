@@ -180,8 +180,8 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield results of the step's instruction in other layers. Skip a result that the same instructions read as the
-    step's result, or as an earlier result."""
+    """Yield results of the step's instruction in other layers. Skip a result if the same instructions read the step's
+    result or a previously yielded result."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:

@@ -135,8 +135,8 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Map each tensor of the reference to its fused tensor, if the fused tensor's parts differ in size. The parts then
-    have other ranges in another order, so the search must confirm the order."""
+    """Map each tensor of the reference to its fused tensor, if the fused tensor's parts differ in size. Each part's
+    range then depends on the order of the parts, which the search must confirm."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})

@@ -265,8 +265,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Map each head count of a configuration to a small head count. Keep the proportions if possible, and keep a single
-    head."""
+    """Map each head count of a configuration to a small head count. Keep the proportions if possible; 1 stays 1."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

@@ -13,8 +13,8 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""The later activation that changes if the parameters of two of these activations are swapped. The parameters have
-equal shapes, so the search could confuse them."""
+"""For each linear map or norm, the activation that changes if its parameters are swapped with another map's. Both maps
+have equal shapes, so the search could confuse their parameters."""
 
 
 @dataclass(frozen=True)

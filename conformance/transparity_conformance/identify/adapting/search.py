@@ -45,9 +45,9 @@ from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_
 SCORES = ("scores", "weights", "scores in order")
 """The comparisons with the port's values that identify queries and keys, the most certain first.
 
-1. Attention scores and weights agree; if queries and keys were swapped, the weights would differ.
-2. Only the weights agree, because a port may shift its scores.
-3. Only the scores agree, with queries before keys, because a port may have a wrong mask.
+1. The scores and the weights agree; if queries and keys were swapped, the weights would differ.
+2. The weights agree, but not the scores, which a port may shift.
+3. The scores agree, with queries before keys, but not the weights: a port may have a wrong mask.
 """
 
 

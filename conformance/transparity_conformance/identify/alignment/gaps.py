@@ -121,7 +121,7 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return each tap that only `moved` taps read, and that has the same match as one of its inputs. For example, if a
+    """Return each tap that has the same match as one of its inputs, and that only `moved` taps read. For example, if a
     port applies a norm later than the reference, the norm's tap equals the norm's input."""
     return [
         tap

@@ -63,7 +63,7 @@ RETURN_THEM = "if the port returns its activations, the checker can find more fa
 
 
 class AlignedRow(Probe):
-    """A probe with one row without padding. Its float64 parameters stay in memory, because the reference runs often."""
+    """A probe with one row without padding. Float64 parameters stay in memory, because the reference runs often."""
 
     keeps_exact = True
 

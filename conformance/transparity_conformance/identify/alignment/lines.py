@@ -129,8 +129,8 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
-    """Return `end` with the operations that only rearrange or select its elements, and the first operation that
-    computes new elements from these elements. If this operation has no line of the port, return the last rearranging
+    """Return `end` and the operations that only rearrange or select the elements of `end`, and the first other
+    operation that reads these elements. If that operation has no line of the port, return the last rearranging
     operation instead."""
     same = [end]
     for index in range(end + 1, len(operations)):

@@ -180,8 +180,8 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of two weights that explain the same values. `actual` contains the activations
-    that the port returned."""
+    """Add to each divergence the swaps of two weights that explain it as well as its cause does. `actual` contains the
+    activations that the port returned."""
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
     return dataclasses.replace(report, faults=tuple(faults))

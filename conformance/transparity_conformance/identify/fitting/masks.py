@@ -21,7 +21,7 @@ LOWEST = float(np.finfo(np.float32).min) / 4
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of masks, given a plain call, a call with padding and, if possible, a call with a mask."""
+    """Add the fields of masks, given a plain call, a call with padding and any call with a mask."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
     weights = ((call, zip(named, softmaxes(call), strict=False)) for call in calls)

@@ -31,8 +31,8 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of the difference."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port. In such a case,
-the checker has computed both values in float64, for example for the parts of a fused operation."""
+"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port. In this case, the
+checker has computed the port's value in float64, for example as a part of a fused operation."""
 
 _MOST_SPANS = 5
 

@@ -81,7 +81,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """Lines about what was not compared, without fields in the audit; refused values are only counted."""
+        """Lines about what was not compared, without the audit's unexercised fields; refused values are counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared

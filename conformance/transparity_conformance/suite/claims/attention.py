@@ -57,7 +57,7 @@ def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(harness=True)
 def function(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Attention of random queries, keys and values agrees for every mask value, on the traced and the fast path."""
+    """Attention agrees with the reference for every mask value, on random queries, keys and values."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
         case, masked = f"masked scores {hidden:g}", arrays | {"mask": mask}

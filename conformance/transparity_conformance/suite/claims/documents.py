@@ -92,7 +92,7 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",))
 def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
-    """On the documents' batches, full-size models return the printed shapes, and their logits agree."""
+    """On the documents' batches, full-size models return the printed shapes, and logits that agree with the oracle."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
         result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
@@ -103,7 +103,7 @@ def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float32",), quick=())
 def full_size_passage(bench: Bench) -> Iterator[ClaimEvidence]:
-    """On a passage of text, all activations of document 001's full-size language models agree."""
+    """On a passage of text, all activations of document 001's full-size language models agree with the oracle."""
     for case in ("notes-lm", "notes-attention"):
         config = preset(case)
         parameters = probe_parameters(config, 12)

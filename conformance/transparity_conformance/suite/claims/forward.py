@@ -104,7 +104,7 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""If a backend compiles models, only these families are tested. These families and the presets have all features."""
+"""The only families to test if a backend compiles models; with the presets, these families cover all features."""
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def mixed(case: str) -> Probe:
 
 @claim(topic="families", quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """All activations, and the logits of the fast path, agree for a model of each family.
+    """All activations, and the logits of the fast path, agree with the oracle for a model of each family.
 
     In half precision, models with experts are left out, because rounding changes the choice of experts.
     """
@@ -146,7 +146,7 @@ RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
     all_in=("float32",),
 )
 def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """With weights, activations or both in half precision, all activations agree within the precision's rounding."""
+    """With weights, activations or both in half precision, all activations agree with the oracle within rounding."""
     for case in cases:
         probe = mixed(case) if case in CASES else probes(case)["mixed"]
         for weights, activations in HELD:
@@ -161,7 +161,7 @@ def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) ->
 
 @claim(topic="precision", dtypes=EVERY, quick=())
 def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
-    """All activations and the logits of every preset agree in every precision."""
+    """All activations and the logits of every preset agree with the oracle in every precision."""
     for probe in probes_for(bench, PRESETS):
         record, logits = bench.evidence(probe.case), bench.logits(probe)
         yield from record.taps(probe.oracle, bench.traced(probe), f"{{}} ({probe.name})")

@@ -97,7 +97,7 @@ of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
 
 @of_reference(needs=("torch",))
 def torch_multihead_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The output and weights of `torch.nn.MultiheadAttention` agree, with padding and with a causal mask."""
+    """Output and weights of `torch.nn.MultiheadAttention` agree with the reference, with padding or a causal mask."""
     import torch
 
     parameters = part(CONFIG, "encoder.layers.0.self_attention")
@@ -118,7 +118,7 @@ def torch_multihead_attention(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_layers(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` agree, with pre-norm and post-norm."""
+    """PyTorch's encoder layer and decoder layer agree with the reference, with pre-norm and with post-norm."""
     for position in ("post", "pre"):
         config = dataclasses.replace(CONFIG, norm_position=position)
         x, memory, mask = activations(QUERIES, 3), activations(KEYS, 4), padding(QUERIES)
@@ -138,7 +138,7 @@ def torch_layers(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.LayerNorm` agrees on ordinary and on tiny activations."""
+    """`torch.nn.LayerNorm` agrees with the reference on ordinary and on tiny activations."""
     import torch
 
     parameters = part(CONFIG, "encoder.layers.0.self_attention_norm")
@@ -152,7 +152,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.BatchNorm1d` agrees in training and evaluation, but divides its running variance by n − 1."""
+    """`torch.nn.BatchNorm1d` agrees with the reference, but divides its running variance by n − 1 instead of n."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")
@@ -192,7 +192,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.functional.cross_entropy` agrees, with padding ignored."""
+    """`torch.nn.functional.cross_entropy` agrees with the reference's loss; both ignore padding."""
     from torch.nn import functional
 
     random = np.random.default_rng(11)
@@ -204,7 +204,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("flax", "jax"))
 def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`flax.nnx.MultiHeadAttention` agrees within float32's budget, because its softmax is in float32."""
+    """`flax.nnx.MultiHeadAttention` agrees with the reference within float32's budget; its softmax is in float32."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -233,7 +233,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("jax",))
 def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`jax.nn.dot_product_attention` agrees within float32's budget, because its softmax is in float32."""
+    """`jax.nn.dot_product_attention` agrees with the reference within float32's budget; its softmax is in float32."""
     import jax
 
     random = np.random.default_rng(12)

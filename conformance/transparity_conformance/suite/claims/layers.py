@@ -97,7 +97,7 @@ def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="feed_forward", harness=True)
 def module(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The feed-forward module agrees on random activations."""
+    """The feed-forward module agrees with the reference on random activations."""
     for case in PRESETS:
         yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
 
@@ -223,7 +223,7 @@ def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
 
 @claim(topic="normalization", dtypes=WIDE, harness=True)
 def model_in_training(bench: Bench) -> Iterator[ClaimEvidence]:
-    """In training, all activations of a model agree, and its running statistics agree after each of two batches."""
+    """In training, a model's activations, and its running statistics after each batch, agree with the reference."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()
         changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}

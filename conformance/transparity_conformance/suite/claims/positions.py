@@ -34,8 +34,8 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
-    """Return the bucket of a distance. Distances below `exact` have one bucket each. A longer distance has the bucket
-    exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions, so exactly."""
+    """Return a distance's bucket. With exact = ⌊buckets / 2⌋, a distance below exact has its own bucket. Others have
+    the bucket exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions."""
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)
@@ -110,7 +110,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
     """Return YaRN's frequencies. Frequencies with many turns within the original length stay unscaled, and frequencies
     with few turns are divided by the factor.
 
-    Between these limits, a frequency is a mixture of the unscaled and the divided frequency.
+    In between, a frequency is a mixture of the unscaled and the divided frequency.
     """
     size, original = config.rotated_dim, config.rotary_original_length
 

@@ -97,7 +97,7 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",), sharded=True, cases=("llama on 1 × 2",), all_cases=_over(*ALL), all_in=("float64",))
 def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """All activations and the logits of a sharded model agree, for every configuration and uneven numbers of rows."""
+    """All activations and the logits of a sharded model agree with the oracle, also for uneven numbers of rows."""
     for case, name, over in _benches(bench, cases, few=True):
         config, parameters, inputs, oracle = model(name)
         record, sharded = bench.evidence(case), over.forward(config, parameters)
@@ -121,7 +121,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     all_in=("float64",),
 )
 def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The loss is the mean over the tokens of all ranks, and the gradients agree, also for uneven numbers of tokens."""
+    """The loss over all ranks, and its gradients, agree with the reference, also for uneven numbers of tokens."""
     for case, name, over in _benches(bench, cases):
         ours, parameters = derivatives(name)
         yield from training.gradients_agree(over, case, ours, parameters)
@@ -159,7 +159,7 @@ def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvide
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
 def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """If each rank reads only its slices of the parameters from a file, the logits agree."""
+    """If each rank reads only its slices of the parameters from a file, the logits agree with the oracle."""
     for case, name, over in _benches(bench, cases):
         config, parameters, inputs, oracle = model(name)
         with tempfile.TemporaryDirectory() as folder:

@@ -71,7 +71,7 @@ def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(topic="loss", compiled=True)
 @each("fast_cases")
 def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """The loss of a model agrees, with padding in the targets."""
+    """The loss of a model agrees with the loss of the oracle's logits, with padding in the targets."""
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
     loss = reference_function("training.loss.cross_entropy")
     expected = loss(probe.oracle.expected["logits"], targets, probe.config.pad_id)

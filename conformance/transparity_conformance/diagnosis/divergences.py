@@ -111,8 +111,8 @@ def consistent(
 
 
 def _before_logits(answer: Answer, results: Results) -> str:
-    """Return the matched activation from which the reference computes the logits directly. Return an empty string if
-    there is no such activation, or more than one."""
+    """Return the matched activation from which the reference computes the logits directly. Return an empty string for
+    no activation, or for several activations."""
     taps = [tap for tap in answer.found if tap in next(iter(results.values())).recorded]
     before = [tap for tap in taps if "logits" in fed_by(tap, results)]
     return before[0] if len(before) == 1 else ""
@@ -275,7 +275,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain a tap's whole sublayer as one segment, without the faults already found in this sublayer."""
+        """Explain a tap's whole sublayer as one segment; the reference has only the faults found in other sublayers."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()

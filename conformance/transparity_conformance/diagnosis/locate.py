@@ -147,7 +147,7 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """Return the taps at which a fault may cause a difference at `tap`, in order. These are earlier unrecorded taps,
+    """Return the taps at which a fault may cause a difference at `tap`, in order. The list has earlier unrecorded taps,
     outputs of sublayers in the residual stream before `tap`, and `tap` itself."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])

@@ -228,7 +228,7 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
 
     Args:
         returned: The logits, a tuple or list that starts with the logits, a dict of activations, or an object with
-            `.logits`. For a model without logits, an object with `.last_hidden_state` or `.pooler_output`.
+            `.logits`. A model without logits returns an object with `.last_hidden_state` or `.pooler_output`.
         config: The model's configuration, whose head determines which attribute is used.
     """
     for name in OUTPUTS[config.head]:

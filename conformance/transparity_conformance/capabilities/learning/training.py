@@ -40,7 +40,7 @@ from transparity_conformance.report.formatting import some
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of cached configurations. This number exceeds the number of presets."""
+"""The largest number of cached configurations, which exceeds the number of presets."""
 
 CLIPPED, CLIPPED_AT = "sgd with momentum, clipped", 0.5
 # Only the first training clips gradients. `eps` is large, so that a port without `eps` fails. The last step is the
@@ -119,7 +119,7 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
 
 
 def _clipping(config: TransformerConfig, parameters: Arrays, batch: Arrays, training: Training) -> Training:
-    """Return the training with a `max_norm` below the norm of the first gradients, if it is the training that clips."""
+    """Return `training`; if `training` clips, its `max_norm` becomes less than the norm of the first gradients."""
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     _, gradients = loss_and_gradients(config, exact, training=True, **batch)
     norm = math.sqrt(sum(float((each * each).sum()) for each in gradients.values()))

@@ -36,7 +36,7 @@ processor time than with Python's own thresholds."""
 
 QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 """Seconds of processor time. `nox -s quick` runs tests whose cases take at most `QUICK`. `nox -s tests` runs cases of a
-test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`."""
+test for up to `MOST` seconds, and leaves out tests whose cases take more than `LONGEST`."""
 
 
 ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; for tests, see CONTRIBUTING.md'

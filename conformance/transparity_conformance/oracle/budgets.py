@@ -57,7 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
     "fitted to the float32 results, the width computed from the factor has a relative error of at most 1.8e-5",
 )
-"""The largest relative distance at which reports round the width of a fitted scale 1/√width to an integer."""
+"""Reports round the width of a fitted scale 1/√width to an integer at most this relative distance away."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate, which permutes the terms of every sum. At 15,253 "

@@ -50,8 +50,8 @@ def arguments(
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    Pass the main inputs by keyword if the function has a known name for each of them. Otherwise, pass the main inputs
-    by position. Pass other inputs, such as a mask, only by keyword.
+    Pass the main inputs by keyword if the function has a known name for each main input. Otherwise, pass the main
+    inputs by position. Pass other inputs, such as a mask, only by keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)

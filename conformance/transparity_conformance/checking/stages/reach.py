@@ -198,8 +198,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port with long prompts until a result is wrong. If prefixes can be compared, find the shortest wrong
-    prompt."""
+    """Call a port with long prompts until a result is wrong. If `has_prefixes`, find the shortest wrong prompt."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:

@@ -121,8 +121,7 @@ class FieldRow:
     """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
     reads: tuple[str, ...]
     defaults: Fields
-    """The values that `transformers` uses for missing fields. Without a default, a missing field is null or an
-    error."""
+    """The values that `transformers` uses for missing fields. A missing field without a default is null or raises."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
     """A function from fields of config.json and the names of all tensors to `TransformerConfig` fields."""
     write: Write

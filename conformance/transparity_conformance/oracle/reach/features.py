@@ -29,7 +29,7 @@ DTYPE = "float32"
 """A call exercises a field if the change exceeds rounding in this precision, for ports of any precision."""
 
 SHOWS = 1e-5
-"""A field is active if its change changes a small model's logits by more than this share of the largest logit."""
+"""A field is active if its change moves a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
 """A field and its change. The change is `=` followed by another choice, an operation such as `*10`, or `alike`.
@@ -57,7 +57,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes of a field: all other choices, or all operations. Return no changes for None and False."""
+    """Return the changes of a field: all other choices, or all operations; no changes for the values None and False."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # the change also removes `layer_overrides`
         return [(name, "alike")] if value else []

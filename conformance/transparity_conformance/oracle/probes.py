@@ -90,7 +90,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the probe with one row: the first row that contains padding, or the first row."""
+    """Return the probe with one row: the first row that contains padding, or row 0 if no row contains padding."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())

@@ -26,7 +26,7 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""A call exercises a field if the change exceeds rounding in this precision, for ports of any precision."""
+"""A call exercises a field if the logits change by more than rounding in this precision, for ports of any precision."""
 
 SHOWS = 1e-5
 """A field is active if its change moves a small model's logits by more than this share of the largest logit."""

@@ -249,7 +249,7 @@ def _with_changed_signs(probe: Probe) -> Arrays:
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
     """Return two copies of `beyond` with different end tokens; without an end token, return `beyond` itself. The first
-    end token occurs in no row, if an unused token exists. The second end token occurs at the most different steps."""
+    end token occurs in no row, if a token is unused. The second end token occurs at more steps than other tokens."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     if config.eos_id is None:
         return (beyond,)

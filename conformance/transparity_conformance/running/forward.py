@@ -109,7 +109,7 @@ def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
 
 
 def add_tensors(forward: Any, model: Any) -> None:
-    """Add methods to a forward pass that read and write the model's tensors by name."""
+    """Add methods that read and write the model's tensors by name to a forward pass."""
     held = tensors_inside(model)
 
     def assign(values: Mapping[str, np.ndarray]) -> None:

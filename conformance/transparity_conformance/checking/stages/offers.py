@@ -132,7 +132,7 @@ def compare_history(
 
 
 Again = Callable[[], Divergence]
-"""A function that repeats a claim's requests, and returns the first yet unknown fault, or a divergence with error 0."""
+"""A function that repeats a claim's requests, and returns a fault not yet reported, or a divergence with error 0."""
 
 
 def _requests(

@@ -64,7 +64,7 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
     """Return (probe, tap) for each suspect that differs only in form. To test the suspects, the reference continues
-    with its own values at the suspects, and at all taps whose names end with a word in `without`."""
+    with its own values at suspects and at all taps whose names end with a word in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))

@@ -6,10 +6,10 @@
 | `nox -s tests` | | cases for `MOST` seconds of each test, at least one case; no long or deferred test |
 | `nox -s nightly` | `--every-case` | everything |
 
-A test with the mark `long` is long. A test is also long if a case takes more than `LONGEST` seconds and its file has a
-shorter test. `tests/durations.json` has the seconds that one case of each test takes, as `--record-durations` measured
-them. A test that is not in this file counts as 0 seconds. `tests/deferred.json` lists the deferred tests, as
-`python -m tests.choosing` chose them: other tests run the same lines. `pytest FILE::TEST` runs all cases of the test.
+A test is long with the mark `long`, or if a case takes more than `LONGEST` seconds and its file has a shorter test.
+`tests/durations.json` has the seconds that one case of each test takes, as `--record-durations` measured them. A test
+that is not in this file counts as 0 seconds. `tests/deferred.json` lists the deferred tests, as `python -m
+tests.choosing` chose them: other tests run the same lines. `pytest FILE::TEST` runs all cases of the test.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ processor time than with Python's own thresholds."""
 
 QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 """Seconds of processor time. `nox -s quick` runs tests whose cases take at most `QUICK`. `nox -s tests` runs cases of a
-test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`."""
+test for up to `MOST` seconds, and leaves out tests whose cases take more than `LONGEST`."""
 
 
 ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; for tests, see CONTRIBUTING.md'
@@ -182,7 +182,7 @@ ROWS = (
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
-"""Tests with a duration for each case, as for claims; for all other tests, the mean of the cases is recorded."""
+"""Tests whose cases have separate durations, as claims have; for all other tests, the mean of the cases is recorded."""
 
 
 def name_of(nodeid: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 which reads its number of threads during the import.
 
 The threads of a small matrix product would wait for each other in busy loops. With two threads, checks of small models
-take 1.3 times as much processor time as with one thread. On a busy machine, the factor is four.
+take 1.3 times as much processor time as with one. On a busy machine, checks with two threads take four times as much.
 """
 
 from __future__ import annotations

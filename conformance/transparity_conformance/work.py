@@ -16,8 +16,8 @@ NUMBER = 2.2e-9
 PRODUCT = 2.2e-10
 """The work of one multiplication and addition in a matrix product.
 
-The three costs are fitted to 28 walks of nine models. One unit of work took 0.6 to 3.6 s. A unit took longest in a
-model whose weights exceed the processor's cache.
+`OPERATION`, `NUMBER` and `PRODUCT` are fitted to 28 walks of nine models. One unit of work took 0.6 to 3.6 s. A unit
+took longest in a model whose weights exceed the processor's cache.
 """
 
 _counted = threading.local()

@@ -158,8 +158,8 @@ def compare_answers(
 
     Args:
         judged: Compares an answer with the reference, or with a reference that has a fault.
-        fitted: Returns causes with a fitted number, given the worst answer. These causes count if no fault explains the
-            answers.
+        fitted: Returns causes with a fitted number, given the worst answer. The report shows these causes only if no
+            fault explains the answers.
         notes: Returns notes for the report.
         reports_first: Whether to report the first wrong answer, not the largest error; simple requests come first.
     """
@@ -271,7 +271,7 @@ class Capability:
     is_long: bool = False
     """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """A function that returns (rows, tokens) of a request; None if the report does not state these numbers."""
+    """A function that returns (rows, tokens) of a request; None if the report states no numbers of rows and tokens."""
     is_discrete: bool = False
     """Whether a row is only right or wrong as a whole, like generated tokens; a fault may change only a few rows."""
 

@@ -173,7 +173,7 @@ PACKED_FAULTS = [
         "documents in a row see each other, and positions continue from one document to the next": (),
     }.items()
 ]
-"""Faults as edits that let the reference accept packed rows. The first row is a fault only with a recurrence."""
+"""Faults of ports with packed rows, as edits of the reference. The first row is a fault only with a recurrence."""
 
 
 def _packed_requests(forward: ForwardPass) -> Requests:

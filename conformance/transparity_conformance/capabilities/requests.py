@@ -71,7 +71,7 @@ class Request:
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the arguments with these names. If the model has an encoder, also return the source."""
+        """Return copies of the arguments `keywords`. If the model has an encoder, also return the source."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
@@ -122,12 +122,12 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """A function (call) → a request for texts of about the same length; None for no such requests."""
+    """A function (call) → a request for texts about as long as the call's text; None if there are none."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Return requests for more than `max_length` tokens, or `LONGEST` if this is less; in one request, rows end early.
+    """Return requests for more tokens than the smaller of `max_length` and `LONGEST`; in one request, rows end early.
     Further requests have long prompts in one or `MANY` rows, with one or three new tokens."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
@@ -249,7 +249,7 @@ def _with_changed_signs(probe: Probe) -> Arrays:
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
     """Return two copies of `beyond` with different end tokens; without an end token, return `beyond` itself. The first
-    end token occurs in no row, if possible. The second end token occurs at as many different steps as possible."""
+    end token occurs in no row, if a token is unused. The second end token occurs at more steps than other tokens."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     if config.eos_id is None:
         return (beyond,)

@@ -98,7 +98,7 @@ def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
     """Return two grids that are not square and not smaller than the model's grid, and a smaller square grid.
 
     All grids have a square number of patches, because the reference has configurations only for square numbers. A port
-    that computes height and width as the square root of this number returns wrong results.
+    that computes height and width as the square root of the number of patches returns wrong results.
     """
     own = math.isqrt(config.max_length - config.class_token)
     low = math.isqrt(own - 1) + 1

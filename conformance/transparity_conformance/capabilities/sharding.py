@@ -1,7 +1,7 @@
 """Placements: how a port's values on several ranks combine. The port declares placements; the checker verifies them.
 
 A port on several ranks may have an attribute `placements`: a dict from names of taps, parameters or methods to
-placements. `*` in a name matches any text. A placement is one of:
+placements. `*` in a name matches any text. The table lists the placements:
 
 | `replicated` | the same value on every rank (the default) |
 | `partial` | the values of all ranks are summed |
@@ -228,7 +228,7 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return each rank's part of a sharded value. A value with another placement is whole on every rank."""
+    """Return each rank's part of a sharded value. For another placement, return the whole value for each rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

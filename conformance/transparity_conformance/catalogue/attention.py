@@ -86,7 +86,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def named_scale(scale: float) -> str:
-    """Return the name of a factor, such as `1/√48` for 0.1443, or "" if the factor has no such form."""
+    """Return the name of a factor, such as `1/√48` for 0.1443, or "" for a factor without a name."""
     width = round(scale**-2) if scale > 0 else 0
     return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=FITTED_WIDTH) else ""
 

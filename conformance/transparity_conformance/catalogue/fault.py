@@ -65,7 +65,7 @@ class Fault:
     taken_from: Callable[[str], str] | None = None
     """A function (tap) → the other tap whose parameters the faulty port uses at this tap."""
     exchange: Fault | None = None
-    """For a fault that uses one part's parameters in another part, too: the fault that swaps the parameters of both."""
+    """For a fault that uses one part's parameters in another part, too: the fault that swaps both parts' parameters."""
     of_ranks: bool = False
     """Whether only a model that is sharded over several ranks can have the fault."""
     reshapes: str = ""
@@ -79,7 +79,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains every tap that the fault changes; a fault that swaps changes two taps."""
+        """Return whether `sites` contains every tap that the fault changes; a swap changes two taps."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -193,7 +193,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return faults with a number to fit. The fit tries `around`, or the right value, times powers of `times`."""
+        """Return faults with a fitted number. The fit tries `around` (if 0, the right value) · `times` ** power."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 

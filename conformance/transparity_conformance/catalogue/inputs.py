@@ -173,7 +173,7 @@ MASKS: dict[str, Callable[[Call, str], Mask]] = {
     "inverted": lambda state, site: ~padding_at(state, site),
     EXCHANGED: lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
 }
-"""Wrong masks (batch, 1, 1, keys) that ports use instead of the attention mask that they get."""
+"""Wrong masks (batch, 1, 1, keys) that ports use instead of the given attention mask."""
 
 
 def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

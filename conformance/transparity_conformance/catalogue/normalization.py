@@ -153,7 +153,7 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of query and key norms, by the right norm's axes: `heads` together, or the `features` of each head."""
+"""Faults of query and key norms, by the axes of the right norm: all `heads` together, or each head's `features`."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:

@@ -101,7 +101,7 @@ TAKEN = {
         "the bias of {} is also used for {}, with its own weight",
     ),
 }
-"""For each tuple of parameter kinds: the end of the variants, and descriptions of swapped and of shared parameters."""
+"""For each tuple of parameter kinds: the end of a variant's name, and descriptions of swapped and shared parameters."""
 
 
 def site_of(role: str, site: str) -> str:

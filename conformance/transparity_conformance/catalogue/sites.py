@@ -179,6 +179,6 @@ def token_table(config: TransformerConfig, stack: str) -> str:
 
 
 def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
-    """Return the `query` or `key` of an attention, after norm and rotation if the configuration has these steps."""
+    """Return the `query` or `key` of an attention, after the norm and rotation that the configuration has."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

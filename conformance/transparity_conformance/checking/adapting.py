@@ -43,8 +43,8 @@ def adapt_port(
     progress: Progress,
 ) -> tuple[str, list[str], int]:
     """Run a port in a separate process, find its adapter, and write the adapter to `out`. Return the adapter's text,
-    lines for the user, and an exit code. The code is 0 if the logits agree, 1 if they differ, and 3 if the adapter is
-    incomplete."""
+    lines for the user, and an exit code. The exit code is 0 if the logits agree, 1 if they differ, and 3 if the adapter
+    is incomplete."""
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
     try:

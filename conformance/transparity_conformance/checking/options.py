@@ -163,7 +163,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def options_of(given: Mapping[str, Any], located: Callable[[Report], None]) -> Options:
-    """Make options from the arguments of the command; raise `UsageError` if they break a rule."""
+    """Make options from the arguments of the command; raise `UsageError` if the options break a rule."""
     own = {each.name: given[each.name] for each in fields(Options) if each.name in given}
     own["sections"] = [name for name, is_asked in given["sections"].items() if is_asked]
     names = ("port", "checkpoint", "preset", "config", "family", "against", "inputs")

@@ -1,6 +1,6 @@
 """Identify the tensors of a checkpoint by dtype, shape and the sha256 of their bytes.
 
-The result does not depend on how tensors are divided into files. Large tensors are read in pieces to save memory.
+The hashes do not depend on how tensors are divided into files. Large tensors are read in pieces to save memory.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ AS_THEY_ARE = (np.asarray, np.transpose)
 """Conversions that do not copy, so that a matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names in a remark. Published checkpoints need fewer."""
+"""The largest number of names in a remark. Published checkpoints need fewer names."""
 
 
 class InFolder(dict[str, Any]):

@@ -1,8 +1,8 @@
 """Check a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
 
-The reference computes the inputs of the layer. The model's embedding table contains these inputs, so token t selects
-input t. An untied head with the identity as its weight returns the layer's output. Loaders of the family can read such
-a model.
+The reference computes the inputs of the layer. The model's embedding table contains the inputs, so token t selects
+input t. An untied head with the identity as its weight returns the layer's output. Loaders of the family can read a
+layer's model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matrices in float8 and MXFP4, as in Hugging Face checkpoints: each number is multiplied by the scale of its block.
 
-The safetensors library cannot return such matrices as NumPy arrays, so this file reads the bytes. In float8, a scale is
-a float32 number. MXFP4 is the format of gpt-oss's experts: four bits per number, and an exponent for each 32
+The safetensors library cannot return scaled matrices as NumPy arrays, so this file reads the bytes. In float8, a scale
+is a float32 number. MXFP4 is the format of gpt-oss's experts: four bits per number, and an exponent for each 32
 columns. A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 127) (OCP Microscaling Formats 1.0, §5).
 """
 

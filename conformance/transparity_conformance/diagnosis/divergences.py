@@ -2,16 +2,15 @@
 
 The checker may have matched operations of the port with wrong taps. `consistent` therefore runs the reference with all
 causes, and with the port's values at unexplained taps. The run must reproduce the port's logits or, if the logits are
-unexplained, the value before the logits. Below, a tap reads another tap if the reference computes the first tap
-directly from the other tap.
+unexplained, the value before the logits. Otherwise, `consistent` drops the causes at matched taps and at the logits.
 
-`consistent` drops all causes at matched taps and at the logits if the run does not reproduce the logits (or the value
-before unexplained logits). A cause is also dropped if its tap reads an unexplained matched tap, or if an unexplained
-tap reads its tap. With unexplained logits, a cause is also dropped if only taps with dropped causes read its tap.
+Below, A is a matched tap, and A reads a tap B if the reference computes A directly from B. `consistent` also drops the
+cause at A if A reads an unexplained matched tap, or if an unexplained tap reads A. If the logits are unexplained,
+`consistent` also drops the cause at A if all taps that read A have dropped causes.
 
-`consistent` drops an unexplained divergence at a matched tap if the tap reads a matched tap without a cause or with a
-dropped cause. An explained divergence at a matched tap is dropped if no tap reads this tap in the reference with all
-causes. If some tap is unexplained, a divergence with a dropped cause is also dropped if another tap has the same value.
+`consistent` drops an unexplained divergence at A if A reads a matched tap without a cause or with a dropped cause.
+`consistent` drops an explained divergence at A if no tap reads A in the reference with all causes. If some tap is
+unexplained, `consistent` drops a divergence with a dropped cause if another tap has the same value.
 """
 
 from __future__ import annotations
@@ -111,8 +110,8 @@ def consistent(
 
 
 def _before_logits(answer: Answer, results: Results) -> str:
-    """Return the matched activation from which the reference computes the logits directly. Return an empty string if
-    there is no such activation, or more than one."""
+    """Return the matched activation from which the reference computes the logits directly. Return an empty string for
+    no activation, or for several activations."""
     taps = [tap for tap in answer.found if tap in next(iter(results.values())).recorded]
     before = [tap for tap in taps if "logits" in fed_by(tap, results)]
     return before[0] if len(before) == 1 else ""
@@ -275,7 +274,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain a tap's whole sublayer as one segment, without the faults already found in this sublayer."""
+        """Explain a tap's whole sublayer as one segment; the reference has only the faults found in other sublayers."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()

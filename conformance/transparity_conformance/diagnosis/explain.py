@@ -51,7 +51,7 @@ def explain(
     deepest: int = DEEPEST,
 ) -> Explanation:
     """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, in addition to the
-    `known` faults. `others` contains all probes, because some of them may distinguish causes that explain the segment
+    `known` faults. `others` contains all probes, because some probes may distinguish causes that explain the segment
     equally well. Try faults of `earlier` explanations first, because a fault is often in several layers."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))

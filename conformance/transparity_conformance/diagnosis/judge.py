@@ -184,8 +184,8 @@ def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]
 
 def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
     """Return the divergences to report, and the first wrong tap, for a port whose operations were matched with taps by
-    value. The end-to-end errors of such a port do not show the first wrong tap, because the port's features may have
-    another order."""
+    value. The port's end-to-end errors do not show the first wrong tap, because the port's features may have another
+    order."""
     told = with_effect(divergences)
     return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 

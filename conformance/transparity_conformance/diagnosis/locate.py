@@ -63,8 +63,8 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) for each suspect that differs only in form. For this test, the reference continues with its
-    own values at the suspects, and at all taps whose names end with a word in `without`."""
+    """Return (probe, tap) for each suspect that differs only in form. To test the suspects, the reference continues
+    with its own values at suspects and at all taps whose names end with a word in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -147,7 +147,7 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """Return the taps at which a fault may cause a difference at `tap`, in order. These are earlier unrecorded taps,
+    """Return the taps at which a fault may cause a difference at `tap`, in order. The list has earlier unrecorded taps,
     outputs of sublayers in the residual stream before `tap`, and `tap` itself."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])

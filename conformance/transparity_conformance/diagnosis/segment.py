@@ -58,7 +58,7 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with faults; None if the faults exclude each other, or one removes the tap."""
+        """Return the reference's value with faults; None if faults exclude each other, or a fault removes the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:

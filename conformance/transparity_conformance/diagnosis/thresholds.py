@@ -47,7 +47,7 @@ ROUNDED_PRODUCTS = (
     "0.64 in the median. The limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if its remaining share is at most this number (median over all probes)."""
+"""Undeclared rounding explains a difference if at most this share of the difference remains (median over probes)."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
 """Undeclared rounding explains a difference if at most this share of the difference remains on the worst probe."""

@@ -88,7 +88,7 @@ def walk(
         index: The number of a set of slightly changed weights, to measure rounding; 0 means the probe's own weights.
         base: A walk without faults through the same activations, whose values before the first fault are reused.
         taps: A mapping to fill with the values with which the walk continues.
-        choices: The same walk in float64; this walk uses its choices of experts.
+        choices: The values of the same walk in float64, which determine the chosen experts.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)

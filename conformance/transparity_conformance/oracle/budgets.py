@@ -57,7 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
     "fitted to the float32 results, the width computed from the factor has a relative error of at most 1.8e-5",
 )
-"""The largest relative distance at which reports round the width of a fitted scale 1/√width to an integer."""
+"""Reports round the width of a fitted scale 1/√width to an integer at most this relative distance away."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate, which permutes the terms of every sum. At 15,253 "
@@ -84,21 +84,21 @@ slightly. At a single point, the error may be small by chance."""
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which one key gets most of the attention weight.
 
-In this probe, a few elements determine the error, so chance matters more. In 144 such models (12 sets of weights for
-each preset), a right program's error was up to 4.5 times the error measured at three points. With 8, 16 and 32 points,
-the ratio was at most 4.3, 2.3 and 1.7.
+In `hot`, a few elements determine the error, so errors vary more than in other probes. In `hot` with 144 models (12
+sets of weights for each preset), a right program's error was up to 4.5 times the error measured at three points. With
+8, 16 and 32 points, this ratio was at most 4.3, 2.3 and 1.7.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
 """The number of points for a model with a recurrence.
 
-If the state's output for a token is near zero, the following norm enlarges the error. In 40 such models, a right
-program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, the ratio was at most
+If the state's output for a token is near zero, the following norm enlarges the error. In 40 recurrent models, a right
+program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, this ratio was at most
 4.7, 1.2 and 1.0.
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for a randomly drawn configuration, which has few features, so chance matters more."""
+"""The number of points for a randomly drawn configuration, whose errors vary because it has few features."""
 
 POSITIONS_OF_DRAWN = 64
 """The smallest number of positions × points for a drawn configuration; shorter sequences get more points."""

@@ -1,9 +1,9 @@
 """Cases (small configurations of model families with parts that no preset has), and inputs of real text.
 
 A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no two
-axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row of that name, and lists
-only the fields that differ. A single stack reads a passage, with one token per character. An encoder-decoder reads
-pairs of sentences, with one token per word.
+axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row that `like` names, and
+lists only the fields that differ. A single stack reads a passage, with one token per character. An encoder-decoder
+reads pairs of sentences, with one token per word.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
 BYTES_OF_A_PARAMETER = 32
-"""The bytes per parameter. In a check of the NumPy column, 7.7 million more parameters added 254 MB."""
+"""The bytes per parameter. In a check of the NumPy column, 7.7 million additional parameters took 254 MB."""
 
 BYTES_OF_AN_ACTIVATION = 40
-"""The bytes per element of an activation. In the same check, 4.3 million more logits added 172 MB."""
+"""The bytes per element of an activation. In a check of the NumPy column, 4.3 million additional logits took 172 MB."""
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4

@@ -72,8 +72,8 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return a mask of the experts in a near-tie. These are chosen experts at most `margin` above the best unchosen
-    score, and unchosen experts at most `margin` below the worst chosen score."""
+    """Return a mask of the experts in a near-tie. The mask contains chosen experts at most `margin` above the best
+    unchosen score, and unchosen experts at most `margin` below the worst chosen score."""
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)

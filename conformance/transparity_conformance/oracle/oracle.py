@@ -52,8 +52,8 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """JSON settings and arrays that, together with `arrays`, determine the results; None if other data matters,
-        too."""
+        """JSON settings and arrays that, together with `arrays`, determine the results; None if the results also depend
+        on other data."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -94,7 +94,7 @@ class Oracle:
     def identity(self) -> str | None:
         """Return a hash of everything that determines the results, for the cache on disk.
 
-        Return None for large models, for parameters in files, or if the results depend on anything else.
+        Return None for large models, for parameters in files, or if the results also depend on other data.
         """
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:

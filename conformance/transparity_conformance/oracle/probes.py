@@ -90,7 +90,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the probe with one row: the first row that contains padding, or the first row."""
+    """Return the probe with one row: the first row that contains padding, or row 0 if no row contains padding."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -321,7 +321,7 @@ def _text(config: TransformerConfig, source: int, target: int, rows: int | None 
 
 
 def is_large(parameters: Arrays) -> bool:
-    """Return whether a model is called on fewer probes, because each call takes long."""
+    """Return whether a model is called on only some probes, because each call takes long."""
     return sum(value.size for value in parameters.values()) >= LARGE
 
 
@@ -336,7 +336,7 @@ def probes(case: str) -> dict[str, Probe]:
 
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
-    """Return the probes of a configuration by name; a large model has fewer probes."""
+    """Return the probes of a configuration by name; a large model gets only some probes."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
     check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)
@@ -436,7 +436,7 @@ def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
 
     If a token sees only padding, all keys have equal weights, so the result depends on the number of keys. With a
-    cache, this number is smaller, because a cache contains no later keys.
+    cache, there are fewer keys, because a cache contains no later keys.
     """
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)

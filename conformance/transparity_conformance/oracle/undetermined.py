@@ -1,7 +1,7 @@
 """Find undetermined values, which depend on a convention for queries that see no key, or on a near-tie of a router.
 
 If a mask hides all keys from a query, no paper specifies the result. The reference weights all keys equally, fused
-kernels return zeros, and an additive mask keeps the differences of the scores. The checker must accept each of these
+kernels return zeros, and an additive mask keeps the differences of the scores. The checker must accept all three
 conventions. To find the values that depend on the convention, the reference runs with two other conventions. To find
 the values that depend on a near-tie (`oracle.near_ties`), the reference runs with the other choice of experts.
 """
@@ -36,7 +36,7 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
     """Return a mask for each activation: True where a value depends on a near-tie, or on a query without visible keys.
 
-    `dtype` is the precision whose rounding may swap experts. Activations without such values are left out.
+    `dtype` is the precision whose rounding may swap experts. Activations without undetermined values are left out.
     """
     free, tied = hidden_positions(probe), tied_positions(probe, dtype)
     return {tap: np.logical_or(free.get(tap, False), tied.get(tap, False)) for tap in {**free, **tied}}
@@ -122,9 +122,8 @@ def blind_rows(probe: Probe) -> np.ndarray:
 
 
 def _changed(probe: Probe, change: Tap) -> Arrays:
-    """Return a mask for each activation: True where the tap `change` changes a value by more than rounding.
-
-    Activations without such values are left out.
+    """Return a mask for each activation: True where the tap `change` changes a value by more than rounding. Unchanged
+    activations are left out.
     """
     oracle, found = probe.oracle, Arrays()
 

@@ -109,7 +109,7 @@ def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
 
 
 def add_tensors(forward: Any, model: Any) -> None:
-    """Add methods to a forward pass that read and write the model's tensors by name."""
+    """Add methods that read and write the model's tensors by name to a forward pass."""
     held = tensors_inside(model)
 
     def assign(values: Mapping[str, np.ndarray]) -> None:
@@ -187,7 +187,7 @@ def other_cache_setting(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, takes: inspect.Signature | None
 ) -> dict[str, bool]:
     """Return the value of `use_cache` that is not the default, if the model has this argument and the length is even.
-    Never turn on the cache of a model that takes no cache: such a model may keep the cache of the previous call."""
+    Never turn on the cache of a model that takes no cache: the model may keep the cache of the previous call."""
     names = {} if takes is None else takes.parameters
     if "use_cache" not in names or inputs[config.input_names[-1]].shape[1] % 2:
         return {}

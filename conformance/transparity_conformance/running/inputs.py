@@ -50,8 +50,8 @@ def arguments(
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    Pass the main inputs by keyword if the function has a known name for each of them. Otherwise, pass the main inputs
-    by position. Pass other inputs, such as a mask, only by keyword.
+    Pass the main inputs by keyword if the function has a known name for each main input. Otherwise, pass the main
+    inputs by position. Pass other inputs, such as a mask, only by keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
@@ -228,7 +228,7 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
 
     Args:
         returned: The logits, a tuple or list that starts with the logits, a dict of activations, or an object with
-            `.logits`. For a model without logits, an object with `.last_hidden_state` or `.pooler_output`.
+            `.logits`. A model without logits returns an object with `.last_hidden_state` or `.pooler_output`.
         config: The model's configuration, whose head determines which attribute is used.
     """
     for name in OUTPUTS[config.head]:

@@ -195,7 +195,7 @@ def offers(model: Any, way: str) -> bool:
 
 def add_ways(forward: Any, model: Any, call: Callable[..., Any]) -> None:
     """Add the calls that a model supports as methods to its forward pass. `call` runs a function without gradients, on
-    tensors with the model's own names."""
+    inputs with the model's own names."""
     for name, (function, _) in WAYS.items():
         if offers(model, name):
             setattr(forward, name, functools.partial(call, functools.partial(function, model)))

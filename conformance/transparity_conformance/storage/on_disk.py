@@ -1,4 +1,4 @@
-"""Mappings from names to arrays on disk, and functions that change such mappings without reading an array."""
+"""Mappings from names to arrays on disk, and functions that change the mappings without reading an array."""
 
 from __future__ import annotations
 

@@ -253,6 +253,6 @@ GENERATION_OF_GIVEN = dataclasses.replace(
     why_not=why_no_decoder,
     is_long=False,
 )
-"""Generation with the weights of a checkpoint. The requests are as short as the first probe."""
+"""Generation with the weights of a checkpoint. A request has about as many tokens as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)

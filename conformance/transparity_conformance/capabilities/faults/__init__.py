@@ -140,7 +140,7 @@ CACHE_FAULTS = _read(
 
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""Implementations pad a vocabulary to a multiple of one of these numbers, possibly times the number of ranks."""
+"""Implementations pad a vocabulary to a multiple of a number in this tuple, possibly times the number of ranks."""
 
 Split = Callable[[np.ndarray, int], list[np.ndarray]]
 """A function that splits an array into a number of parts."""
@@ -242,7 +242,7 @@ def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 
 
 def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip each rank's gradients by the norm of this rank only; take replicated gradients from rank 0."""
+    """Clip each rank's gradients by the norm of only these gradients; take replicated gradients from rank 0."""
     parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
     clipped = [
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)

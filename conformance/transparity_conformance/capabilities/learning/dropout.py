@@ -1,4 +1,4 @@
-"""Gradients with dropout: the same seed draws the same masks, also when activations are recomputed.
+"""Gradients with dropout: the same seed must draw the same masks, also when activations are recomputed.
 
 The checker does not know a port's masks, so it compares the port's runs with each other, and not with the reference.
 """

@@ -150,7 +150,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Replace some gradients by `settled`; return the largest error, or infinity if a gradient is still wrong."""
+        """Replace the gradients in `settled`; return the largest error, or infinity if a gradient is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)

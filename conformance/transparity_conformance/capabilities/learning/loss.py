@@ -1,4 +1,4 @@
-"""The capability `loss`. The expected loss is the cross-entropy of the port's own logits, even if these are wrong."""
+"""The capability `loss`. The expected loss is the cross-entropy of the port's own, possibly wrong logits."""
 
 from __future__ import annotations
 

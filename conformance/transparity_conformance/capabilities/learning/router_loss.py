@@ -129,7 +129,7 @@ def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tupl
     """Judge the sum of the cross-entropy and the auxiliary loss.
 
     Returns:
-        The result, and the rule that the port seems to compute; by default, `load_balancing_loss`.
+        The result, and the rule that the port seems to compute; `load_balancing_loss` if no rule fits.
     """
     claim = f"gradients.{OPTION}.loss"
     if loss is None:

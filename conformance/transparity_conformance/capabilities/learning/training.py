@@ -40,7 +40,7 @@ from transparity_conformance.report.formatting import some
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of cached configurations. This number exceeds the number of presets."""
+"""The largest number of cached configurations, which exceeds the number of presets."""
 
 CLIPPED = "sgd with momentum, clipped"
 """The training that clips gradients."""

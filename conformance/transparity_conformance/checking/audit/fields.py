@@ -43,7 +43,7 @@ ROWS = [0, 1, 3]
 
 @dataclass(frozen=True, eq=False)
 class AuditProbe(Probe):
-    """A call of the audit. Only its logits are compared."""
+    """A call of the audit, which compares only the logits."""
 
     dtype: str = dataclasses.field(kw_only=True)
     """The precision of the port."""
@@ -63,7 +63,7 @@ class AuditProbe(Probe):
 
     def is_off(self, logits: np.ndarray) -> bool:
         """Return whether the error exceeds rounding. If the error is slightly too large, measure rounding again: first
-        with sequential sums, then with more perturbed copies of the weights."""
+        with sequential sums, then with further perturbed copies of the weights."""
         error = self.error(logits)
         if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
             self.oracle.measure_again(self.dtype)
@@ -72,8 +72,8 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the largest difference from the reference's logits for another configuration and other parameters.
-        Return None if the difference exceeds rounding, or if the parameters do not fit the configuration."""
+        """Return the largest difference from the reference's logits with `config` and `parameters`. Return None if the
+        difference exceeds rounding, or if the parameters do not fit the configuration."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None

@@ -49,7 +49,7 @@ class TensorFile:
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Find values that reproduce the logits in place of these tensors; return (description, remaining error)."""
+        """Find replacements of the tensors `names` that reproduce the logits; return (description, remaining error)."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
@@ -100,7 +100,7 @@ def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
     """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If
-    `known` contains the kinds of all tensors, return no needed tensors, because this computation takes long."""
+    `known` contains the kinds of all tensors, return no needed tensors, because finding them takes long."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -146,7 +146,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Test whether the port fails without each tensor and, if its logits are wrong, whether it reads each tensor."""
+    """Test whether the port fails without each tensor and, if the port's logits are wrong, reads each tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 

@@ -68,7 +68,7 @@ SOFTCAPS = (
     Key("attention.sliding_window", "sliding_window", 4096),
 )
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
-"""The activation function that llama.cpp uses for these architectures; llama.cpp uses SiLU for all others."""
+"""The activation functions that llama.cpp uses, by architecture; all other architectures use SiLU."""
 
 SHAPES = {key.field for key in (*SIZES, *GROUPED) if isinstance(key.field, str)}
 """Fields on which the shapes of weights depend."""
@@ -200,7 +200,7 @@ class GgufTensor:
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Return the tensor in float32; raise `LoadError` if the gguf library cannot dequantize its type."""
+        """Return the tensor in float32; raise `LoadError` if the gguf library cannot dequantize the tensor's type."""
         what = f"{self.name} has the type {self.kind.name}, which gguf cannot read"
         found = read_with(gguf.dequantize, what, self.data, self.kind)
         return np.asarray(found, np.float32).reshape(self.shape)

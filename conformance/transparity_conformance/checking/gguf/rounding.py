@@ -33,8 +33,8 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
     """Return the grid step of the type at every number of `right`; None for a type with an unknown grid. Numbers with a
     shared scale are rounded to a grid of 2ᵇ points for b bits. With llama.cpp's quantizers, a block's root-mean-square
-    error is at most 0.71 steps for random ±1, and 0.36 steps for other rows. If a block contains the values of another
-    row, its error is at least 1.1 steps in a type of 2 bits."""
+    error is at most 0.71 steps for rows of random ±1, and 0.36 steps for other rows. If a block contains the values of
+    another row, the error is at least 1.1 steps in a type of 2 bits."""
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:

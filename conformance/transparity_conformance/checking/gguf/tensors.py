@@ -217,7 +217,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Return the layouts that mistakes in a conversion may produce, by the cause's id and, after a colon, a number."""
+    """Return the layouts that conversion mistakes may produce; a key is the cause's id, or `id:heads`."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads

@@ -1,4 +1,4 @@
-"""Results that are not logits: recognize their form, and convert the results to logits if possible.
+"""Results that are not logits: recognize their form, and convert forms that contain all logits.
 
 A form combines a kind of numbers, such as probabilities (`VALUES`), with an arrangement of axes (`PARTS`).
 """
@@ -58,7 +58,7 @@ class Value:
     noun: str
     advice: str = ""
     of: Arrange = lambda ours: ours
-    """A function that computes these numbers from the reference's value at `tap`."""
+    """A function that computes numbers of this kind from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
     """The largest change of a number of this kind if each logit changes by at most 1."""
@@ -132,7 +132,7 @@ class AnswerForm(Compared):
     value: Value
     error: float
     budget: float
-    """The budget (tolerance) of this error."""
+    """The budget (tolerance) of `error`."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """The shape of the port's first result, and the expected shape."""
 
@@ -165,8 +165,8 @@ class AnswerForm(Compared):
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """Return the form of a port's results; None if they have the shape of the logits, or if the model has one output
-    per row. Prefer a form whose values agree, then a form of logits, then the form with the smallest error. If all
-    values are wrong, return a form of logits, or a form with the axes of logits."""
+    per row. Prefer a form whose values agree, then a form of logits, then the form with the smallest error. If the
+    values are wrong in every form, return a form of logits, or a form with the axes of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

@@ -132,7 +132,7 @@ def compare_history(
 
 
 Again = Callable[[], Divergence]
-"""A function that repeats a claim's requests; it returns the first new fault, or a divergence whose error is 0."""
+"""A function that repeats a claim's requests, and returns a fault not yet reported, or a divergence with error 0."""
 
 
 def _requests(

@@ -198,7 +198,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port with long prompts until a result is wrong. If possible, find the shortest wrong prompt."""
+    """Call a port with long prompts until a result is wrong. If `has_prefixes`, find the shortest wrong prompt."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
@@ -253,7 +253,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 
 
 def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
-    """Find the shortest wrong prompt. Try the prompt that ends at the first wrong position; if it is right, bisect."""
+    """Find the shortest wrong prompt. Try the prompt up to the first wrong position; if the port is right, bisect."""
     dtype, wrong = evidence.arguments.dtype, len(errors)
 
     def call(length: int) -> bool:

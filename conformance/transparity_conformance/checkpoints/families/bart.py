@@ -152,7 +152,7 @@ def _write_norms(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _width(fields: Fields) -> dict[str, Any]:
-    """Refuse embeddings that are narrower than the layers (OPT-350m), because they need another linear map."""
+    """Refuse embeddings that are narrower than the layers (as in OPT-350m), which need another linear map."""
     width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
     if own not in (None, width):
         raise row.wrong("word_embed_proj_dim", own, f"{as_json(width)}, the value of hidden_size")

@@ -26,8 +26,8 @@ OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied
 
 
 def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
-    """Return the row that chooses the output: the pooler, the masked-language head, or the hidden states. If a file
-    contains several of these parts, the first part in this order determines the output.
+    """Return the row that chooses the output: `pooled` if a file has a pooler, else `logits` if it has a
+    masked-language head, else `hidden`.
 
     An untied masked-language head is not imported, because `transformers` never reads one of its two biases. `model` is
     the class with this head, and `tensor` is a weight that only this head has. `with_gelu` means that the head always

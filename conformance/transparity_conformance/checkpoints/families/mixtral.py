@@ -154,7 +154,7 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return the experts and windows of each layer. By default, layers 0, 2, 4, … have a window."""
+    """Return the fields for experts and windows of each layer. By default, layers 0, 2, 4, … have a window."""
     found, count = sparse(fields), row.as_layers(fields)
     if not row.as_flag(fields, "use_sliding_window"):
         return found

@@ -35,7 +35,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Choose hidden states if the masked-language head is missing or has its own activation, or for a classifier."""
+    """Choose hidden states for a classifier, or if the masked-language head is missing or has its own activation."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
         fields, "classifier_activation"

@@ -49,7 +49,7 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], first: str) -> dict[str, Any]:
     """Return the `TransformerConfig` fields for layers that differ in two properties. `found` is the result of
     `by_kind` for the first property; `kinds` and `facts` describe the second property. `first` is the kind of all
-    layers if they do not differ in the first property."""
+    layers if layers do not differ in the first property."""
     rest, own = dict(found), found.get("layer_overrides", {})
     kinds_found = list(itertools.islice(itertools.cycle(rest.pop("layer_types", (first,))), len(kinds)))
     rest.pop("layer_overrides", None)
@@ -110,7 +110,7 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration of each layer. In an encoder-decoder, these are the decoder's layers."""
+    """Return the configuration of each layer or, in an encoder-decoder, of each decoder layer."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 

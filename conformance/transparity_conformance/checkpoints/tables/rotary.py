@@ -132,7 +132,7 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's attention factor, 0.1 · ln(factor) + 1; with two `mscale` keys, the ratio of their two scales."""
+    """Return YaRN's attention factor, 0.1 · ln(factor) + 1; with both `mscale` keys, the ratio of both keys' scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
@@ -147,7 +147,7 @@ def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` with which the ratio of both scales is exactly the configuration's attention factor."""
+    """Return the `mscale` for which YaRN's attention factor is exactly the configuration's attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
@@ -186,7 +186,7 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in both forms, of `transformers` 4 and 5; published files have one of these forms."""
+    """Return the rotary fields in the forms of `transformers` 4 and 5; a published file has one of these two forms."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {

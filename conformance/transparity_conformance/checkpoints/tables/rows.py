@@ -33,7 +33,7 @@ ACTIVATIONS = {
 }
 
 MOST_LAYERS = 10_000
-"""The largest supported number of layers, because the kind of every layer is stored."""
+"""The largest supported number of layers, which limits the memory for the kinds of all layers."""
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
@@ -69,7 +69,7 @@ def as_layers(fields: Fields) -> int:
 
 
 def as_number(fields: Fields, name: str) -> float:
-    """Return the value of a number field; raise `CheckpointError` unless it is finite and greater than 0."""
+    """Return the value of a number field; raise `CheckpointError` unless the number is finite and greater than 0."""
     found = fields[name]
     if not is_number(found) or not 0 < found <= sys.float_info.max:  # JSON integers may exceed the largest float
         raise wrong(name, found, "a finite number greater than 0")
@@ -104,7 +104,7 @@ Read = Callable[[Fields], dict[str, Any]]
 """A function that converts fields of config.json to fields of `TransformerConfig`."""
 
 Write = Callable[[TransformerConfig], dict[str, Any]]
-"""A function that converts a configuration to fields of config.json; if possible, it is the inverse of `Read`."""
+"""A function that converts a configuration to fields of config.json; the inverse of `Read` for the family's models."""
 
 Value = Callable[[Fields, str], Any]
 """A function that checks and converts the value of a field."""
@@ -121,7 +121,7 @@ class FieldRow:
     """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
     reads: tuple[str, ...]
     defaults: Fields
-    """The values that `transformers` uses for missing fields. A missing field without a default is null or an error."""
+    """The values that `transformers` uses for missing fields. A missing field without a default is null or raises."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
     """A function from fields of config.json and the names of all tensors to `TransformerConfig` fields."""
     write: Write
@@ -195,7 +195,7 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row for several fields. A missing field is null, or has its value in `defaults`."""
+    """Return a row for several fields. A missing field without a value in `defaults` counts as null."""
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
 

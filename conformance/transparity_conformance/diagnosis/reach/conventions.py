@@ -26,7 +26,7 @@ OURS = (
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
     """Yield a claim about the largest difference that comes from another convention for fully masked queries. Yield
-    nothing if there is no such difference."""
+    nothing if the conventions agree."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()

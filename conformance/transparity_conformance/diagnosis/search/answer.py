@@ -106,8 +106,8 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one more fault that, with the faults in `last` or in `told`, reproduces the logits. Return all
-        these faults, or (). The known faults first act at all possible taps, because the missing fault may hide their
+        """Search for one more fault that, with the faults in `last` or in `told`, reproduces the logits. Return known
+        and new faults, or (). The known faults first act at all possible taps, because the missing fault may hide their
         effect at some taps. In a second search, the known faults act at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):

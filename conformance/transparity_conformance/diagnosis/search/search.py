@@ -131,8 +131,8 @@ class Search:
         is fitted.
 
         If only logits are known, faults at all possible taps come first, because most ports run the same code in all
-        layers. There are ten times as many candidates that act at only some taps. Numbers are first fitted at the taps
-        of the best faults. In a model with two stacks, fits at all taps would exceed the work of a search.
+        layers. Ten times as many candidates act at only some possible taps as at all of them. Numbers are first fitted
+        at the taps of the best faults. In a model with two stacks, fits at all taps would exceed the work of a search.
         """
         is_whole = self.segment.is_whole_model
         if depth and is_whole:

@@ -44,7 +44,7 @@ from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The smallest number of directions for each kind of parameter; with fewer, the error may be small by chance."""
+"""The smallest number of directions for each kind of parameter; with fewer, an error may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
 """For a large model: the smallest number of directions, and the number of points at which rounding is measured."""

@@ -26,10 +26,10 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""A call exercises a field if the change exceeds rounding in this precision, for ports of any precision."""
+"""A call exercises a field if the logits change by more than rounding in this precision, for ports of any precision."""
 
 SHOWS = 1e-5
-"""A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
+"""A field is active if its change moves a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
 """A field and its change. The change is `=` followed by another choice, an operation such as `*10`, or `alike`.
@@ -57,7 +57,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes of a field: all other choices, or all operations. Return no changes if the feature is off."""
+    """Return the changes of a field: all other choices, or all operations; no changes for the values None and False."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # the change also removes `layer_overrides`
         return [(name, "alike")] if value else []
@@ -198,7 +198,7 @@ def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
     A field with a fixed set of values is exercised if each other value changes the logits of a call. A number is
-    exercised if one of the operations changes the logits of a call.
+    exercised if an operation, such as `*10`, changes the logits of a call.
     """
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])

@@ -131,7 +131,7 @@ class ReachProbe(Probe):
         """Return the tolerance of the logits, which is at least the tolerance of short calls of the same model.
 
         The error at one point may be small by chance. With `in_sequence`, also measure the error at point 0, where sums
-        over keys are running totals. This measurement takes longer.
+        over keys are running totals. Measuring at point 0 takes long.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
@@ -149,7 +149,7 @@ class ReachModel:
     calls: list[tuple[int, tuple[int, ...]]]
     """For each call: the batch size, and the length of each input."""
     is_asked: bool = False
-    """Whether this is the user's own model; False for a model that is derived from the user's model."""
+    """Whether the model is the user's own, and not derived from the user's model."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -224,7 +224,7 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
-    """Write padding into some rows of `tokens`; `number` is the index of this input.
+    """Write padding into some rows of `tokens`; `number` is the index of the input.
 
     Consecutive padding is shorter than a sliding window, so that every query sees a token. The last input of a call
     just longer than a threshold does not end with padding, which might cover all positions beyond the threshold.
@@ -288,7 +288,7 @@ Accepts = Callable[[TransformerConfig], bool]
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the model itself. For random parameters, also return a narrow model for longer texts, and a deep model."""
+    """Return the given model and, for random parameters, also a narrow model for longer texts, and a deep model."""
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
@@ -306,8 +306,8 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If other calls already cover lengths up to `reached`, the calls are short or have the length `RAGGED`. Further calls
-    are longer than `reached`, and near a threshold or a power of two.
+    If another model's calls cover lengths up to `reached`, the returned calls are longer and near a threshold or a
+    power of two. Further calls are short or have the length `RAGGED`.
     """
     calls = list(_calls(config, config.max_length))
     if reached:
@@ -393,7 +393,7 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """Return a narrow configuration with few layers, and with the same thresholds of lengths.
+    """Return a narrow configuration with few layers, and with the thresholds of `config`.
 
     Rotary heads keep their width, because angles depend on the width. `others` replaces further sizes.
     """

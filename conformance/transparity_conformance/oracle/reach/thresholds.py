@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from transparity.config import TransformerConfig
 
 LONGEST = 1025
-"""The length of the longest call, unless a threshold is larger."""
+"""The largest length of a call, unless a threshold is larger."""
 
 LARGEST_POWER = 9
 """The exponent of the largest power of two among the lengths."""
 
 LONGEST_THRESHOLD = 4097
-"""The length of the longest call for a threshold. The attention scores of this call take 0.13 GB per head."""
+"""The largest length of a call just beyond a threshold. The attention scores of this call take 0.13 GB per head."""
 
 SHORT = 17
 

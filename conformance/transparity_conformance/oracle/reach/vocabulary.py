@@ -1,7 +1,7 @@
 """Calls that together contain every token of a checkpoint's vocabulary.
 
-The embedding table of a checkpoint may have a wrong row for a single token, for example after a conversion. Random
-weights need no such calls, because all rows have the same distribution.
+The embedding table of a checkpoint may have a wrong row for a single token, for example after a conversion. With random
+weights, no row needs a test of its own, because all rows have the same distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROW = 16
 """The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The largest number of calls. Their logits take about a second, and their tolerances take several seconds."""
+"""The largest number of calls. The logits of all calls take about a second, and the tolerances take several seconds."""
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
@@ -54,7 +54,7 @@ def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """Return a line for each input with tokens that no call of this model contains."""
+    """Return a line for each input with tokens that no call contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
@@ -70,8 +70,8 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length). The tokens are all token ids in ascending order, repeated
-    if there are more positions, or evenly spaced ids if there are fewer positions."""
+    """Return the tokens of an input, (calls, batch, length). With enough positions, the tokens are all ids in ascending
+    order, repeated to fill the positions. Otherwise, the tokens are evenly spaced ids."""
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     if count < len(every):

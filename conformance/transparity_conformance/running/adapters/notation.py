@@ -227,7 +227,7 @@ def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return a parameter's own line, or the line for all layers with this layer's number; None if neither exists."""
+    """Return a parameter's own line, or the line for all layers with `{i}` replaced; None if neither line exists."""
     if ours in lines:
         return lines[ours]
     template, place = lines.get(in_every_layer(ours)), in_layer(ours)

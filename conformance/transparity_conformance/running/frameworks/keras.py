@@ -26,7 +26,7 @@ INPUTS = {
 """Names of inputs in functional models, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""Attributes that Keras and PyTorch add to a model with layers; the names of variables do not contain them."""
+"""Attributes that Keras and PyTorch add to a model with layers; names of variables do not contain these attributes."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ class RemotePort(_Described):
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
         """Call a method, or by default the forward pass, and record its operations. Leave out operations whose values
-        would make the record larger than half of the largest answer."""
+        would make the record larger than half of `largest_answer()`."""
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
         _keep_track(self._process, recorded.result)

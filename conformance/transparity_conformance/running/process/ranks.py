@@ -236,7 +236,7 @@ PATIENCE = 0.5
 
 def answers_to(processes: Sequence[PortProcess], what: str) -> list[Any]:
     """Receive the answers of all ranks to one request. If a rank failed, raise the error that best explains the
-    failure. After a rank has failed, give the other ranks little more time, because they may wait for that rank."""
+    failure. After a failure, give the other ranks little more time, because they may wait for the failed rank."""
     began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(processes))
     deadline, found, errors = began + processes[0].timeout, dict[int, Any](), dict[int, PortError]()
     while waiting and time.monotonic() < deserted_at:

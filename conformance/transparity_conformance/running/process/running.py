@@ -114,7 +114,7 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """Call a port's method (the forward pass if empty); return its result and all operations, even on integers."""
+    """Call a port's method (if "", the forward pass); return its result and all operations, even on integers."""
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 

@@ -92,8 +92,8 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers. If another call or another build of the port returns another
-        answer, this is the cause, and the line is the first one whose value then differs."""
+        """Find the lines and causes of wrong answers. If another call or build of the port does not repeat a wrong
+        answer, the reported line is the first line whose value then differs."""
         if not outcome.wrong:
             return outcome
         reference, first = reference or self.reference, outcome.wrong[0]
@@ -109,7 +109,7 @@ class Sides:
 
     def _unsteady(self, way: Way, reference: Reference, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
         """Return (cause, port with another answer) if another call or build of the port does not repeat the wrong
-        answer `first`; without such a difference, return None."""
+        answer `first`. Otherwise, return None."""
 
         def ask_port(forward: Callable[..., Any]) -> Answer:
             call = functools.partial(self.answered, way.method, way.settings, forward=forward)

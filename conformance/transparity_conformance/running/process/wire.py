@@ -153,7 +153,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
     length, size = HEADER.unpack(b"".join(chunks(HEADER.size)))
     if length > LARGEST_TEXT or size > largest:
-        raise ValueError(f"it has {max(length, size):,} bytes; expected at most {largest:,}")
+        raise ValueError(f"the reply has {max(length, size):,} bytes; expected at most {largest:,}")
     text = json.loads(b"".join(chunks(length)))
     left = size
 

@@ -18,7 +18,7 @@ REMEASURED_WITHIN = {
 reference."""
 
 LUCK = Threshold(
-    4.5, "in 144 models with large scores, a right program's error reached 4.5 × the budget from three sets of weights"
+    4.5, "in 144 right models with large scores, errors reached 4.5 × a budget measured with three sets of weights"
 )
 """The largest error of a right program, relative to a budget that is measured with only three sets of weights."""
 

@@ -284,7 +284,7 @@ def recorded(operations: list[Operation], *rest: Any) -> Recorded | Backward:
     gradients = [None if each is None else _value(each) for each in rest[0]]
     for each, gradient, _ in zip(operations, gradients, rest[1], strict=True):
         if gradient is not None and gradient.shape != each.value.shape:
-            raise ValueError(f"a gradient has the shape {gradient.shape}; its value has {each.value.shape}")
+            raise ValueError(f"a gradient has the shape {gradient.shape}; its activation has {each.value.shape}")
     return Backward(operations, gradients, [bool(each) for each in rest[1]])
 
 

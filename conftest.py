@@ -54,12 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("benchmarks of this project, with --benchmark")
     group.addoption("--rounds", type=int, default=5, help="Rounds of each candidate (default: %(default)s).")
     group.addoption(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="Device of the race (default: %(default)s)."
+        "--device", choices=("cpu", "cuda"), default="cpu", help="Device of the benchmarks (default: %(default)s)."
     )
     group.addoption(
         "--against",
         metavar="PATH",
-        help="Race our columns with the columns of another checkout. Write it as --against=PATH.",
+        help="Also time the columns of another checkout. Write --against=PATH.",
     )
     group.addoption(
         "--output",

@@ -55,17 +55,17 @@ class Candidate:
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
-            return f"its tasks do not include {workload.kind}"
+            return f"does not support {workload.kind}"
         if workload.config.architecture not in self.architectures:
-            return f"it is written for {' and '.join(self.architectures)} only"
+            return f"written for {' and '.join(self.architectures)} only"
         if workload.dtype not in self.dtypes:
-            return f"it computes in {' and '.join(self.dtypes)} only"
+            return f"computes in {' and '.join(self.dtypes)} only"
         if not (workload.peers or self.ours or self.is_limit):
-            return "it cannot run the model of this workload"
+            return "cannot run the model of this workload"
         if device not in self.devices:
-            return f"it runs on {' and '.join(self.devices)} only"
+            return f"runs on {' and '.join(self.devices)} only"
         if self.longest and longest > self.longest:
-            return f"its limit is {self.longest} tokens, because it holds several copies of all scores"
+            return f"takes at most {self.longest} tokens, because several copies of all scores are in memory"
         return None
 
 

@@ -70,7 +70,7 @@ class Process:
         if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
-        return {"failed": f"its process printed nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
+        return {"failed": f"the process printed nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
 
     def died_of(self) -> str:
         """Return how the process ended, and the last line of its error output."""

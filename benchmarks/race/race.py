@@ -155,12 +155,12 @@ def _get_ready(process: Process, result: Result) -> None:
 def refusal(held: dict[str, float] | None) -> str:
     """Return why a candidate is not timed; empty if the result agrees with the expected result."""
     if held is None:
-        return "refused: its result was not compared with the oracle"
+        return "refused: the result was not compared with the oracle"
     if held["share"] <= 1:
         return ""
     if held["error"] == float("inf"):
-        return "refused: its result has another shape or precision"
-    return f"refused: it differs by {held['error']:.3g}, beyond its budget of {held['budget']:.3g}"
+        return "refused: the result has another shape or precision"
+    return f"refused: the result differs by {held['error']:.3g}, beyond the budget of {held['budget']:.3g}"
 
 
 def _time(process: Process, result: Result, turn: int) -> None:

@@ -498,7 +498,7 @@ def main() -> None:
     except (BrokenPipeError, SystemExit):  # rich exits if the output's reader has closed the pipe
         pass
     except OSError as error:
-        _complain(f"The operating system reports an error ({reason(error)}); fix its cause and try again.")
+        _complain(f"The operating system reports an error ({reason(error)}); fix the cause and try again.")
     except BaseException as error:  # noqa: BLE001 - a bug of the checker is not a verdict
         _complain_of_ours(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -52,7 +52,7 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
         ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "selects elements that another line also selects"),
         ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', but the port has no such tensor"),
         ({QUERY: ""}, "this parameter is not 0; name its tensor, or"),
-        ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is not a parameter of this model"),
+        ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is no parameter of the model"),
         ({QUERY: None}, "no line for decoder.layers.0.self_attention.query.weight; add a line"),
     ],
 )

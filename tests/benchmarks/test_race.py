@@ -74,10 +74,10 @@ def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.Monk
 @for_each(
     ("held", "says"),
     [
-        (None, "refused: its result was not compared"),
-        ({"error": 2.0, "budget": 1.0, "share": 2.0}, "refused: it differs by 2"),
-        ({"error": float("nan"), "budget": 1.0, "share": float("nan")}, "refused: it differs by nan"),
-        ({"error": float("inf"), "budget": 1.0, "share": float("inf")}, "refused: its result has another shape"),
+        (None, "refused: the result was not compared"),
+        ({"error": 2.0, "budget": 1.0, "share": 2.0}, "refused: the result differs by 2"),
+        ({"error": float("nan"), "budget": 1.0, "share": float("nan")}, "refused: the result differs by nan"),
+        ({"error": float("inf"), "budget": 1.0, "share": float("inf")}, "refused: the result has another shape"),
         ({"error": 1.0, "budget": 1.0, "share": 1.0}, ""),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     place = Place(tmp_path, threads=1, device="cpu")
     hanging = Candidate("hanging", (NUMPY,), ("numpy",), "strangers:hanging")
     (result,) = run_rounds([hanging], FORWARD, {None: place}, 1, told=lambda result: None)
-    assert result.failed == "its process printed nothing for 2 s"
+    assert result.failed == "the process printed nothing for 2 s"
 
 
 def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:
@@ -282,6 +282,6 @@ def test_a_wrong_candidate_is_not_timed_and_one_that_dies_stops_no_other(
     place = Place(tmp_path, threads=1, device="cpu")
     racing = [Candidate(name, (NUMPY,), ("numpy",), f"strangers:{name}") for name in ("wrong", "dying", "right")]
     wrong, dying, right = run_rounds(racing, FORWARD, {None: place}, 1, told=lambda result: None)
-    assert wrong.failed.startswith("refused: it differs by ") and not wrong.seconds
+    assert wrong.failed.startswith("refused: the result differs by ") and not wrong.seconds
     assert dying.failed == "its process ended by signal SIGKILL" and not dying.seconds
     assert right.seconds and not right.failed

@@ -37,7 +37,7 @@ def checking(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 def test_an_output_that_takes_nothing_is_no_verdict() -> None:
     reading, closed = os.pipe()
     os.close(reading)
-    full = "The operating system reports an error (No space left on device); fix its cause and try again.\n"
+    full = "The operating system reports an error (No space left on device); fix the cause and try again.\n"
     for output, says in ((os.open("/dev/full", os.O_WRONLY), full), (closed, "")):
         command = [sys.executable, "-m", "transparity_conformance", "presets"]
         ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False)

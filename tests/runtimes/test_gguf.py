@@ -121,7 +121,7 @@ def test_a_part_of_a_split_file_is_refused(wide: Hub, check: Check, tmp_path: Pa
     path = write("llama", wide("llama"), tmp_path / "model-00001-of-00002.gguf", parts=2)
     checked = check(path, "--checkpoint", wide("llama"))
     assert checked.exit_code == 2
-    assert checked.last_line.endswith(": it is one of 2 parts; join the parts with llama-gguf-split --merge.")
+    assert checked.last_line.endswith(": the file is one of 2 parts; join the parts with llama-gguf-split --merge.")
 
 
 def test_quantisation_is_told_from_the_mistakes_of_a_conversion(wide: Hub, check: Check, tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def right(wide: Hub, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 HUGE = struct.pack("<Q", 2**60)
-MANY = f"it declares {2**60:,} items; expected at most {2**22:,}"
-SHORT = "it is shorter than its header and its tensors require"
+MANY = f"the file declares {2**60:,} items; expected at most {2**22:,}"
+SHORT = "the file is shorter than its header and its tensors require"
 ARRAY = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**60)
 BROKEN: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda data: b"", "cannot mmap an empty file"),

@@ -54,10 +54,10 @@ def test_an_odd_vocabulary_is_sharded_unevenly_or_by_features() -> None:
     config = dataclasses.replace(CASES["llama"], target_vocab_size=31)
     assert sharded(config, 2, evenly=False)["head.weight"] == 0
     assert sharded(config, 2, evenly=True)["head.weight"] == 1
-    why = "its size 31 is not a multiple of the number of ranks (2)"
+    why = "the size 31 is not a multiple of the number of ranks (2)"
     assert f"head.weight: sharded by features, since {why}" in report(plan(config, 2, evenly=True))
     few = dataclasses.replace(config, target_vocab_size=6)
-    why = "its size 6 is too small: one of 4 ranks would have no elements"
+    why = "the size 6 is too small: one of 4 ranks would have no elements"
     assert f"head.weight: replicated, since {why}" in report(plan(few, 4, evenly=False))
 
 

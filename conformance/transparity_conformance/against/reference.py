@@ -126,7 +126,7 @@ class Reference:
         if not np.isfinite(counted).any():
             raise RefusedError(
                 f"The reference {self.name} returns nothing to compare on {described(inputs)}: its result is empty, "
-                "only padding, masked or not finite; give other inputs."
+                "masked, not finite, or only padding; give other inputs."
             )
         noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
         return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))

@@ -77,7 +77,7 @@ def remarks(port: str, option: str, known: list[str], config: TransformerConfig)
         "",
         "Left: a parameter of the reference; right: a tensor of the port. .T, .view(…) and […] are as in PyTorch.",
         "{i} is the number of the layer, from 0.",
-        f"Sizes: {letters}. Correct a line, and run `transparity check {safe(port)} {safe(option)} --adapter FILE`.",
+        f"Sizes: {letters}. Correct wrong lines; run `transparity check {safe(port)} {safe(option)} --adapter FILE`.",
     ]
 
 

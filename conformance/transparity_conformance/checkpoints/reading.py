@@ -63,7 +63,7 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
     own = given.get(section) if older is None else older
     if section not in towers or not isinstance(own, dict):
         raise CheckpointError(
-            f"{path} names a tower, but {folder / CONFIG} has no section {section}, or its model_type is not one of "
+            f"{path} names a tower, but {folder / CONFIG} has no section {section}, or no model_type among "
             f"{', '.join(TOWERS)}."
         )
     return folder, own | {"projection_dim": given.get("projection_dim", 512)} | towers[section]

@@ -113,7 +113,7 @@ def _compare(
     taps = dict.fromkeys(tap for result in results.values() for tap in result.order)
     absent = [tap for tap in taps if not any(tap in result.errors for result in results.values())]
     if absent:
-        why = "only the logits were requested" if logits_only else "the port does not return them"
+        why = "only the logits were requested" if logits_only else "not returned by the port"
         named = ", ".join(absent[:3]) + (", …" if absent[3:] else "")
         missing.append(f"{len(absent)} of {len(taps)} activations: {why} ({named})")
     return results, missing

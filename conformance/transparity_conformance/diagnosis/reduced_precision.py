@@ -56,7 +56,7 @@ def how_to_declare(rounding: Cause) -> str:
     """Return advice about undeclared rounding, as a clause."""
     if declared := declared_by(rounding):
         return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute in float32'
-    return "switch this rounding off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
+    return "switch TF32 off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
 
 
 def _rounded_weights(results: Results) -> Cause | None:

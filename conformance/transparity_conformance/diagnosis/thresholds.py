@@ -18,7 +18,7 @@ REMEASURED_WITHIN = {
 reference."""
 
 LUCK = Threshold(
-    4.5, "in 144 models with large scores, a right program's error reached 4.5 × the budget from three sets of weights"
+    4.5, "in 144 right models with large scores, errors reached 4.5 × a budget measured with three sets of weights"
 )
 """The largest error of a right program, relative to a budget that is measured with only three sets of weights."""
 
@@ -54,17 +54,17 @@ LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
 
 FURTHEST_ROUNDED = Threshold(
     4,
-    "in the runs of `ROUNDED_PRODUCTS`, the ratio is 0.51 if the reference rounds as the port does. If the port's "
-    "queries are also 5 % too large, the ratio is 25 in TF32. In bfloat16, the ratio is only 3.1, but the share of "
-    "the difference that remains exceeds its limit",
+    "in the runs of `ROUNDED_PRODUCTS`, differences reach 0.51 × the largest rounding if the reference rounds as the "
+    "port does. If the port's queries are also 5 % too large, this ratio is 25 in TF32. In bfloat16, the ratio is "
+    "only 3.1, but the share of the difference that remains exceeds its limit",
 )
 """The largest accepted difference of an element, relative to the largest change by the reference's rounding."""
 
 COHERENT = Threshold(
     4,
-    "the ratio was measured on the PyTorch and Flax columns, with nine configurations in bfloat16 and one set of "
-    "weights. The median was 1.0, and the maximum 1.65 (a Llama). The limit is more than twice this maximum. In "
-    "float32, the ratio reached 1.93, and the budgets are narrow enough without this test",
+    "the relative projection was measured on the PyTorch and Flax columns, with nine configurations in bfloat16 "
+    "and one set of weights. The median was 1.0, and the maximum 1.65 (a Llama). The limit is more than twice this "
+    "maximum. In float32, the projection reached 1.93, and the budgets are narrow enough without this test",
 )
 """The largest accepted projection onto the effect of a fault, relative to projections of rounding errors."""
 

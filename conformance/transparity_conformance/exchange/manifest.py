@@ -137,7 +137,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
         )
     if manifest.sha256[MANIFEST] != own:
         raise BundleError(
-            f"{path} was changed: its content does not match the sha256 in the file; export the bundle again."
+            f"{path} was changed: its content does not match the sha256 that it contains; export the bundle again."
         )
     _check_digests(folder, manifest)
     return manifest

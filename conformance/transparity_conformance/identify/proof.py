@@ -51,7 +51,7 @@ class Proof:
     def difference(self) -> str | None:
         if (key := self.misshapen) is not None:
             expected = self.probes[key].oracle.expected["logits"].shape
-            return f"they have the shape {self.answers[key].shape} instead of {expected}"
+            return f"the shape is {self.answers[key].shape} instead of {expected}"
         if self.wrong is None:
             return None
         return f"by {format_share(self.share)} the budget on the probe {self.wrong.probe}"

@@ -66,8 +66,8 @@ MEASURED = (
 )
 ROUNDED = (
     "Half precisions use the constants of float32, because a port must sum in float32 and round the results. If "
-    "every sum is rounded to float16, the error is below 0.16 × the oracle's at 99 % of the taps. If a variance "
-    "underflows, the error grows by a factor of 10 to 1000."
+    "every sum is rounded to float16, the error is below 0.16 × the reference's error at 99 % of the taps. If a "
+    "variance underflows, the error grows by a factor of 10 to 1000."
 )
 
 RULES = {

@@ -56,8 +56,8 @@ def _cache_in(returned: Any, name: str) -> Any:
         found = returned[1]
     if found is None:
         raise TypeError(
-            f"it returned {shown(returned)}; expected a result with the attribute {name}, or a tuple whose second "
-            "item is a cache"
+            f"the model returned {shown(returned)}; expected a result with the attribute {name}, or a tuple whose "
+            "second item is a cache"
         )
     return found
 
@@ -113,7 +113,7 @@ def loss(model: Any, inputs: Tensors) -> Any:
     returned = model(**inputs)
     found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     if found is None:
-        raise TypeError(f"it returned {shown(returned)}; expected an object with a loss")
+        raise TypeError(f"the model returned {shown(returned)}; expected an object with a loss")
     return found
 
 

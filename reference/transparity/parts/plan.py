@@ -52,7 +52,7 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
     size = shape[cut.axis]
     if evenly and size % ranks:
         by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
-        return Placed(1 if by_features else None, f"its size {size} is not a multiple of the number of ranks ({ranks})")
+        return Placed(1 if by_features else None, f"the size {size} is not a multiple of the number of ranks ({ranks})")
     if (ranks - 1) * -(-size // ranks) >= size:
-        return Placed(None, f"its size {size} is too small: one of {ranks} ranks would have no elements")
+        return Placed(None, f"the size {size} is too small: one of {ranks} ranks would have no elements")
     return Placed(cut.axis)

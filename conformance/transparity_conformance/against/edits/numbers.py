@@ -253,7 +253,7 @@ def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
             theirs = theirs.reshape(exact.shape) if theirs.ndim != exact.ndim else as_shaped(theirs, exact)
             if theirs.shape == exact.shape and bool(((theirs == exact) | ((theirs - exact).abs() <= allowed)).all()):
                 return theirs.to(exact.dtype)
-    raise ValueError("the port rounds this value differently")
+    raise ValueError("no rounded value of the port matches the reference")
 
 
 def tables(at: At, context: Context) -> Iterator[Edit]:
@@ -280,6 +280,6 @@ def _other_numbers(name: str, ours: Any, theirs: Any) -> str:
     differ = (a - b).abs() > RULES["float32"].budget(0, epsilon("float32"), float(a.abs().max()))
     first = int(differ.int().argmax())
     return (
-        f"uses other numbers in {name}: {int(differ.sum())} of {a.numel()} differ, "
-        f"starting with {float(b[first]):.6g} instead of {float(a[first]):.6g}"
+        f"uses other numbers in {name}: {int(differ.sum())} of {a.numel()} differ; "
+        f"the first is {float(b[first]):.6g} instead of {float(a[first]):.6g}"
     )

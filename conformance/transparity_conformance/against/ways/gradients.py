@@ -54,7 +54,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     except PortError as error:
         return failed(CLAIM, name, error)
     return found + not_compared(
-        *(f"{CLAIM} of {each}: no parameter of the port has the same values" for each in unknown)
+        *(f"{CLAIM} of {each}: no parameter of the port has this parameter's values" for each in unknown)
     )
 
 

@@ -160,7 +160,7 @@ def why_not(method: str, sides: Sides) -> str:
         "port": offers(sides.forward, method),
     }
     missing = [side for side, is_offered in offered.items() if not is_offered]
-    return f"the {' and the '.join(missing)} {'do' if missing[1:] else 'does'} not support this" if missing else ""
+    return f"the {' and the '.join(missing)} {'do' if missing[1:] else 'does'} not support this call" if missing else ""
 
 
 def as_result(way: Way, outcome: Outcome) -> CapabilityResult:

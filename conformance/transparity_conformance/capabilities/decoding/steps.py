@@ -189,7 +189,7 @@ def _notes(found: Mapping[Answered, Judged]) -> list[str]:
     for answered, judged in found.items():
         says[judged.is_wrong].append(f"{answered.request.name} ({judged.probe})")
     right, wrong = ("; ".join(says[is_wrong]) for is_wrong in (False, True))
-    boundary = f"step: wrong in these calls: {wrong}; right in these: {right or 'none'}"
+    boundary = f"step: wrong calls: {wrong}; right calls: {right or 'none'}"
     limits = sorted({limit for each in found for limit in each.request.probe.config.angle_limits})
     beyond = f"beyond {' or '.join(map(str, limits))} tokens"
     across = f"step: not compared if the text grows {beyond}, because rotary angles change there"

@@ -176,7 +176,7 @@ def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
         SimulatedFault(
             name,
             f"each {part} averages the loss over its own {parts}, and the loss is the mean of these {count} means, "
-            f"although their numbers of targets differ{says}",
+            f"although the numbers of targets differ{says}",
             partial(_of_parts, _mean, split, count, empty),
         )
         for parts, split in PARTS.items()

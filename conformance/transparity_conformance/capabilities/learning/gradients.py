@@ -202,8 +202,8 @@ def _factors(ours: Derivatives) -> dict[float, str]:
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
         counted: "the loss is a sum over the targets, not their mean",
-        targets.size: "the factor is the number of positions",
-        len(targets): "the factor is the number of rows",
+        targets.size: "the gradients are multiplied by the number of positions",
+        len(targets): "the gradients are multiplied by the number of rows",
         counted / targets.size: "the loss is divided by the number of all positions, including padding",
         -1: "the sign is flipped",
     }

@@ -203,7 +203,7 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
         if (left := probe.left(logits, config, probe.parameters)) is not None:
             says = f"{given} is the reference's result with {name} {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    says = f"{given} is neither the reference's result before the change nor the result after it"
+    says = f"{given} is the reference's result neither before nor after the change"
     return dataclasses.replace(result, outcome="wrong", says=says)
 
 

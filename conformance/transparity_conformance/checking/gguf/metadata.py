@@ -230,7 +230,7 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("it is shorter than its header and its tensors require")
+            raise ValueError("the file is shorter than its header and its tensors require")
         return super()._get(offset, dtype, count, *order, **named)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
@@ -241,7 +241,7 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
 
 def _check_count(counts: np.ndarray) -> None:
     if counts.max(initial=0) > MOST_ITEMS:
-        raise ValueError(f"it declares {counts.max():,} items; expected at most {MOST_ITEMS:,}")
+        raise ValueError(f"the file declares {counts.max():,} items; expected at most {MOST_ITEMS:,}")
 
 
 def _read(path: Path) -> GgufFile:
@@ -252,7 +252,7 @@ def _read(path: Path) -> GgufFile:
     lists = {"tokens", "merges", "scores", "token_type"}
     fields = {name: field.contents() for name, field in reader.fields.items() if name.rpartition(".")[2] not in lists}
     if (parts := fields.get("split.count", 1)) != 1:
-        raise ValueError(f"it is one of {parts} parts; join the parts with llama-gguf-split --merge")
+        raise ValueError(f"the file is one of {parts} parts; join the parts with llama-gguf-split --merge")
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(f"its general.architecture is {shown(architecture)}")

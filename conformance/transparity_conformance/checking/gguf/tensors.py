@@ -27,7 +27,7 @@ SAYS = {
     "gguf-transposed": "the matrix is transposed",
     "gguf-tensor-swapped": "the tensor has the values of {other}",
     "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's tensor",
-    "gguf-disorder": "sorting the values of a block gives another order than in the checkpoint: the file is damaged, "
+    "gguf-disorder": "the values of a block rank in another order than in the checkpoint: the file is damaged, "
     "or comes from other weights",
 }
 

@@ -48,7 +48,7 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
     """Return a note on positions that depend on a near-tie between experts."""
     tied, total = tied_outputs(results, dtype)
     says = (
-        f"near_ties: the router's scores of some experts differ by less than rounding in {dtype}, so either expert may "
+        f"near_ties: the router's scores of two experts differ by less than rounding in {dtype}, so either expert may "
         f"be chosen. {tied} of {total} output positions depend on such a choice, and are compared only if the port "
         "returns its router scores"
     )

@@ -127,7 +127,7 @@ class Clock:
         if not self.ran_out:
             return ""
         known = f"; {self.tried:,} of {self.planned:,} candidates were tried"
-        known += ", so the cause of an unexplained fault may be among the others"
+        known += ", so an untried candidate may be the cause of an unexplained fault"
         known = known if self.tried < self.planned else ""
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"

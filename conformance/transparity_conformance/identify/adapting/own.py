@@ -50,7 +50,7 @@ class Misplaced:
                 f"{orders[1]}: permute the rows while loading"
             )
         if self.kept.replace(".T", "") == self.needed.replace(".T", ""):
-            return f"your {self.kept.replace('.T', '')} is transposed: your model reads {self.ours} from {self.needed}"
+            return f"your model reads {self.ours} from {self.needed}: transpose {self.kept} while loading"
         return f"{self.ours} is loaded into {self.kept}, but your model reads it from {self.needed}"
 
 

@@ -123,7 +123,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
     else:
         yield (
             "Not confirmed: the reference with this configuration differs from the module by "
-            f"{fit.share:.2g} times the tolerance. A part of the module is unknown, or no field describes this part."
+            f"{fit.share:.2g} times the tolerance. The configuration does not describe some part of the module."
         )
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Differences from the paper: {'; '.join(departures(fit.config)) or 'none'}."

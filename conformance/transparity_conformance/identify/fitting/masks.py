@@ -60,7 +60,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.fields |= kinds
         else:
             found.untold["layer_types"] = (
-                "every attention layer has the window, so no difference between layers shows their types"
+                "every attention layer has the window, so the types of layers cannot be distinguished"
             )
             found.untold["layer_overrides"] = "the value depends on layer_types"
         return

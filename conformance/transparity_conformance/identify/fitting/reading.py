@@ -146,7 +146,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
         "rotary_original_length": made.original,
     }
     if made.features <= FEW:
-        found.untold["rotary_scaling"] = "these few angles also fit another rope_theta with scaling; try wider heads"
+        found.untold["rotary_scaling"] = "so few angles fit several pairs of rope_theta and scaling; try wider heads"
 
 
 def _read_relative(

@@ -50,7 +50,7 @@ class Adapter:
         known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:
             raise AdapterError(
-                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model; remove it."
+                f"The adapter has a line for {shown(unknown[0])}, which is no parameter of the model; remove the line."
             )
         for name, shape in shapes.items():
             filling.put(name, self._line(name), parameters[name], shape)
@@ -135,7 +135,7 @@ class _Filling:
             missing = int((~self.written[name]).sum())
             raise AdapterError(
                 f"No line selects {missing:,} of {self.values[name].size:,} elements of the port's "
-                f"{shown(name)}; add a line under [parameters] or zero, or list the tensor under unused."
+                f"{shown(name)}; add a line to [parameters] or to zero, or list the tensor in unused."
             )
 
 

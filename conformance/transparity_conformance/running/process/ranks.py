@@ -277,7 +277,7 @@ def _best(
     if not isinstance(error, PortCallError):
         return error
     if waiting:
-        said = f"while {_named(waiting)} waited for it; all ranks were stopped"
+        said = f"while {_named(waiting)} waited; all ranks were stopped"
         return PortProcessError(f"Rank {rank} of {count} raised {error} during {what}, {said}.")
     return PortCallError(str(error) if len(errors) == count else f"on rank {rank} of {count}: {error}")
 

@@ -153,7 +153,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
     length, size = HEADER.unpack(b"".join(chunks(HEADER.size)))
     if length > LARGEST_TEXT or size > largest:
-        raise ValueError(f"it has {max(length, size):,} bytes; expected at most {largest:,}")
+        raise ValueError(f"the reply has {max(length, size):,} bytes; expected at most {largest:,}")
     text = json.loads(b"".join(chunks(length)))
     left = size
 
@@ -284,7 +284,7 @@ def recorded(operations: list[Operation], *rest: Any) -> Recorded | Backward:
     gradients = [None if each is None else _value(each) for each in rest[0]]
     for each, gradient, _ in zip(operations, gradients, rest[1], strict=True):
         if gradient is not None and gradient.shape != each.value.shape:
-            raise ValueError(f"a gradient has the shape {gradient.shape}; its value has {each.value.shape}")
+            raise ValueError(f"a gradient has the shape {gradient.shape}; its activation has {each.value.shape}")
     return Backward(operations, gradients, [bool(each) for each in rest[1]])
 
 

@@ -159,7 +159,18 @@ class Random(Residual):
         return torch.relu(hidden) * self.scale
 
 
-@pytest.mark.parametrize(("port", "is_random"), [(Random, True), (SubtractedAfterItsOwn, False)])
+class ScaledByItsLongestText(Residual):
+    longest = 1
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.longest = max(self.longest, x.shape[1])
+        return x - y * self.longest
+
+
+NOT_RANDOM = (SubtractedAfterItsOwn, ScaledByItsLongestText)
+
+
+@pytest.mark.parametrize(("port", "is_random"), [(Random, True), *((each, False) for each in NOT_RANDOM)])
 def test_a_port_that_keeps_random_initial_values_is_told(port: type[Residual], is_random: bool) -> None:
     assert (RANDOM in check(port, against=Residual).notes) == is_random
 

@@ -114,14 +114,15 @@ class Sides:
         return dataclasses.replace(found, notes=(RANDOM, *found.notes)) if is_random else found
 
     def _is_random(self, ask_port: Callable[..., np.ndarray], other: Callable[..., Any], budget: float) -> bool:
-        """Return whether two builds of the port return different answers, although each repeats its own answer."""
+        """Return whether new builds of the port return different answers, although each repeats its own answer."""
 
         def is_same(a: np.ndarray, b: np.ndarray) -> bool:
             return a.shape == b.shape and bool((np.abs(a - b) <= budget).all())
 
         with contextlib.suppress(PortError):  # the port raises in a repeated call
             mine, theirs = ([ask_port(forward), ask_port(forward)] for forward in (self.forward, other))
-            return is_same(*mine) and is_same(*theirs) and not is_same(mine[0], theirs[0])
+            if is_same(*mine) and is_same(*theirs) and not is_same(mine[0], theirs[0]):
+                return not is_same(ask_port(self.make()), theirs[0])  # earlier calls may have changed `self.forward`
         return False
 
 

@@ -139,8 +139,8 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _is_refuted(self, departure: Departure, now: Comparison) -> bool:
-        """Return whether the port computes the value of an edit in the edit's own call, but not in this call, although
-        it computes the inputs of an edited step. Without these inputs, another difference may change the value."""
+        """Return whether the port computes the edited value in the edit's own call, but not in this call. The port must
+        compute the inputs of an edited step in this call; otherwise, another difference may change the value."""
         program = self.comparer.program
         steps = [program.steps[number] for number in departure.steps_in(program)]
         are_known = any(all(now.have.get(i) for i in step.inputs if i in program.maker) for step in steps)

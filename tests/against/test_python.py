@@ -188,6 +188,19 @@ def test_an_answer_that_another_call_or_build_does_not_repeat_gets_its_cause_and
     assert fault.source is not None and code in fault.source["code"]
 
 
+class ScaledByItsLongestText(Residual):
+    longest = 1
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.longest = max(self.longest, x.shape[1])
+        return x - y * self.longest
+
+
+def test_state_beside_another_mistake_is_not_a_random_weight() -> None:
+    faults = check(ScaledByItsLongestText, against=Residual).faults
+    assert faults and not any(cause.mistake == "weight-drawn" for fault in faults for cause in fault.causes)
+
+
 def test_a_length_that_the_reference_refuses_is_listed() -> None:
     report = check(Silu, against=WithoutTwelve)
     assert report.verdict == "agrees" and 13 in report.coverage.lengths and 12 not in report.coverage.lengths

@@ -139,9 +139,13 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _is_refuted(self, departure: Departure, now: Comparison) -> bool:
-        """Return whether the port computes the value of an edit in the edit's own call, but not in this call."""
-        steps = [self.comparer.program.steps[number] for number in departure.steps_in(self.comparer.program)]
-        return departure.is_computed and not any(now.have.get(index) for step in steps for index in step.outputs)
+        """Return whether the port computes the edited value in the edit's own call, but not in this call. The port must
+        compute the inputs of an edited step in this call; otherwise, another difference may change the value."""
+        program = self.comparer.program
+        steps = [program.steps[number] for number in departure.steps_in(program)]
+        are_known = any(all(now.have.get(i) for i in step.inputs if i in program.maker) for step in steps)
+        is_made = any(now.have.get(index) for step in steps for index in step.outputs)
+        return departure.is_computed and are_known and not is_made
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
         """Remove edits that may be coincidences: edits that explain a value, but no operation that uses the value. Also

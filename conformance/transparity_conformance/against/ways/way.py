@@ -14,7 +14,7 @@ from transparity.errors import shown
 from transparity_conformance.against.compare import Outcome, explained, judged
 from transparity_conformance.against.probes import Answer, taken
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, call_port, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.reach.coverage import DRAWN, HISTORY, UNSTEADY
@@ -109,18 +109,23 @@ class Sides:
 
     def _unsteady(self, way: Way, reference: Reference, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
         """Return (cause, port with another answer) if another call or build of the port does not repeat the wrong
-        answer `first`. Otherwise, return None."""
+        answer `first`. Otherwise, or if the port raises an exception, return None."""
 
         def ask_port(forward: Callable[..., Any]) -> Answer:
             call = functools.partial(self.answered, way.method, way.settings, forward=forward)
             return judged(reference, call, {first.probe: first.inputs}).answers[0]
 
         built = self.make()
-        new, again = ask_port(built), ask_port(self.forward)
         random = Cause("dropout-active", UNSTEADY, explained=0.0), self.forward
-        if new.agrees:
-            return random if again.agrees else (Cause("history", HISTORY, explained=0.0), built)
-        if _is_near(first, new) or _is_near(new, ask_port(self.make())):
+        try:
+            new, again = ask_port(built), ask_port(self.forward)
+            if new.agrees:
+                return random if again.agrees else (Cause("history", HISTORY, explained=0.0), built)
+            if _is_near(first, new) or _is_near(new, ask_port(self.make())):
+                return None
+        except PortProcessError:
+            raise
+        except PortError:
             return None
         return (Cause("weight-drawn", DRAWN, explained=0.0), built) if _is_near(first, again) else random
 

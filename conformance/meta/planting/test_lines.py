@@ -1,0 +1,61 @@
+import functools
+import tomllib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from meta.planting.planted import REFERENCE_COLUMN, Plant, planted
+from meta.pool.bug import META
+from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.oracle.probes import Probe, probes_of
+
+COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
+
+
+def lines() -> Iterator[tuple[Plant, str, str]]:
+    for row in tomllib.loads((META / "planting/lines.toml").read_text(encoding="utf-8"))["line"]:
+        for column in COLUMNS:
+            text = row.get(column.removeprefix("transparity_"), row)
+            plant = Plant(row["cause"], column, row["file"], text["old"], text["new"], ())
+            yield plant, row["case"], row.get("probe", "mixed")
+
+
+@functools.cache
+def probe_of(case: str, name: str) -> Probe:
+    return probes_of(MODELS[case], case)[name]
+
+
+@functools.cache
+def faults_of(case: str) -> list[Hypothesis]:
+    probe = probe_of(case, "mixed")
+    return [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
+
+
+def logits_with_the_fault(probe: Probe, cause: str) -> Iterator[np.ndarray]:
+    for each in faults_of(probe.case):
+        if each.fault.id == cause:
+            try:
+                yield walk(probe, {}, [each])["logits"]
+            except Impossible:
+                continue
+
+
+def agree(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("line", list(lines()), ids=lambda line: str(line[0]))
+def test_a_column_with_a_wrong_line_computes_what_the_reference_with_the_fault_computes(
+    line: tuple[Plant, str, str],
+) -> None:
+    plant, case, name = line
+    probe = probe_of(case, name)
+    with planted(plant.column, plant.file, plant.source()) as build, np.errstate(all="ignore"):
+        model = build(probe.config, probe.parameters, dtype="float64", mode="eager")
+        wrong = np.asarray(model(**probe.inputs)["logits"])
+    assert not agree(wrong, probe.oracle.expected["logits"])
+    assert any(agree(wrong, logits) for logits in logits_with_the_fault(probe, plant.mistake))

@@ -1,12 +1,11 @@
 import functools
-import tomllib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from meta.planting.planted import REFERENCE_COLUMN, Plant, planted
-from meta.pool.bug import META
+from meta.pool.bug import META, rows
 from transparity_conformance.catalogue import hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible, walk
@@ -17,10 +16,11 @@ COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
 
 
 def lines() -> Iterator[tuple[Plant, str, str]]:
-    for row in tomllib.loads((META / "planting/lines.toml").read_text(encoding="utf-8"))["line"]:
+    found = [*rows(META / "planting/lines.toml", "line"), *rows(META / "planting/plants.toml", "plant")]
+    for row in (row for row in found if "case" in row):
         for column in COLUMNS:
             text = row.get(column.removeprefix("transparity_"), row)
-            plant = Plant(row["cause"], column, row["file"], text["old"], text["new"], ())
+            plant = Plant(row.get("cause") or row["id"], column, row["file"], text["old"], text["new"], ())
             yield plant, row["case"], row.get("probe", "mixed")
 
 

@@ -119,12 +119,12 @@ def _sources(column: str) -> dict[str, str]:
 def planted_lines() -> dict[str, dict[str, str]]:
     """Return the diffs of the faults that the tests plant in the columns, by cause and by the column's title."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for row in tomllib.loads((META / "planting/plants.toml").read_text(encoding="utf-8"))["plant"]:
+    for row in itertools.chain.from_iterable(_rows_of(META / f"planting/{name}.toml") for name in ("lines", "plants")):
         for column, (title, _) in COLUMNS.items():
             source = _sources(column).get(f"{row['file'].replace('.', '/')}.py", "")
             text = row.get(column) or row
             if column in row or source.count(text.get("old", "\0")) == 1:
-                found[row.get("cause", row["id"])].setdefault(title, edit(source, text["old"], text["new"]))
+                found[row.get("cause") or row["id"]].setdefault(title, edit(source, text["old"], text["new"]))
     for row in _rows(ROOT / "conformance/transparity_conformance/capabilities/faults"):
         (old, new), *_ = row.get("edits") or [("\0", "")]
         if sources := [text for text in _sources("numpy").values() if text.count(old) == 1]:

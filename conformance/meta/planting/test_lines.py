@@ -1,0 +1,80 @@
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meta.planting.planted import REFERENCE_COLUMN, Plant, planted
+from meta.pool.bug import META, rows
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
+from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.report.comparison import gap
+
+COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
+
+
+def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
+    """Yield a plant and its row for each column, for the rows of `table` with a `case`."""
+    for row in (row for row in rows(META / f"planting/{table}s.toml", table) if "case" in row):
+        for column in COLUMNS:
+            text = row.get(column.removeprefix("transparity_"), row)
+            yield Plant(row.get("cause") or row["id"], column, row["file"], text["old"], text["new"], ()), row
+
+
+LINES = [*lines("line"), *lines("plant")]
+
+
+@functools.cache
+def probe_of(case: str, name: str) -> Probe:
+    return probes_of(MODELS[case], case)[name]
+
+
+@functools.cache
+def faults_of(case: str) -> list[Hypothesis]:
+    probe = probe_of(case, "mixed")
+    return [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
+
+
+def logits_with_the_fault(probe: Probe, cause: str) -> Iterator[np.ndarray]:
+    for each in faults_of(probe.case):
+        if each.fault.id == cause:
+            try:
+                yield walk(probe, {}, [each])["logits"]
+            except Impossible:
+                continue
+
+
+@pytest.mark.parametrize(
+    "line", [(plant, row) for plant, row in LINES if "capability" not in row], ids=lambda line: str(line[0])
+)
+def test_a_column_with_a_wrong_line_computes_what_the_reference_with_the_fault_computes(
+    line: tuple[Plant, dict[str, Any]],
+) -> None:
+    plant, row = line
+    probe = probe_of(row["case"], row.get("probe", "mixed"))
+    with planted(plant.column, plant.file, plant.source()) as build, np.errstate(all="ignore"):
+        model = build(probe.config, probe.parameters, dtype="float64", mode="eager")
+        wrong = np.asarray(model(**probe.inputs)["logits"])
+    budget = probe.budget("float32")
+    assert gap(wrong, probe.oracle.expected["logits"]) > budget
+    assert any(gap(wrong, logits) <= budget for logits in logits_with_the_fault(probe, plant.mistake))
+
+
+@pytest.mark.parametrize(
+    "line", [(plant, row) for plant, row in LINES if "capability" in row], ids=lambda line: str(line[0])
+)
+def test_the_checker_names_the_fault_of_a_capability_with_a_wrong_line(line: tuple[Plant, dict[str, Any]]) -> None:
+    plant, row = line
+    probe = probe_of(row["case"], "mixed")
+    with planted(plant.column, plant.file, plant.source()) as build:
+        model = build(probe.config, probe.parameters, dtype="float32")
+    logits = {"mixed": np.asarray(model.logits(**probe.inputs))}
+    forward = ForwardPass({"mixed": probe}, logits, "float32")
+    found = compare_capability(CAPABILITIES[row["capability"]], BuiltPort(build, model), forward)
+    assert {cause.mistake for fault in found.faults for cause in fault.causes} == {plant.mistake}

@@ -18,12 +18,13 @@ In the table, letters such as B and T are the sizes in `transparity.axes`; F is 
 | experts, each; router                              | as above; 2·B·T·D·E    |
 | patches of an image (P pixels and channels)        | 2·B·T·P·D              |
 | two convolutions of frames of M mel bins           | 4·B·T·D·3M; 2·B·T·D·3D |
-| head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
+| head: logits, or the pooled first position         | 2·B·T·D·V; 2·B·D·D     |
 
 Only matrix products count: no softmax, masks, scales, norms, biases, residuals, activations or embeddings. Masked
 scores count too, so a causal mask saves nothing. Each decoder layer projects the encoder's output to keys and values.
-All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. A state-space
-model has N rates instead of 2N, no product k·k, and no correction of the states.
+All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. The rows of
+recurrences hold for the gated delta rule. A state-space model has N rates instead of 2N, no product k·k, and no
+correction of the states.
 """
 
 from __future__ import annotations

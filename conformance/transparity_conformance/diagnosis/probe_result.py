@@ -50,7 +50,8 @@ class ProbeResult:
         return gap(self.judged(tap, ours), ours)
 
     def gaps_from(self, given: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the largest difference at each tap if the reference continues only with the values in `given`."""
+        """Return the largest difference between the port and the reference at each tap. The reference continues with
+        the port's values at the taps in `given`, and only there."""
         ours = walk(self.probe, given)
         return {
             tap: judged_gap(self.probe, tap, value, ours[tap], self.dtype, given)

@@ -62,9 +62,9 @@ FURTHEST_ROUNDED = Threshold(
 
 COHERENT = Threshold(
     4,
-    "the relative projection was measured on the PyTorch and Flax columns, with nine configurations in bfloat16 "
-    "and one set of weights. The median was 1.0, and the maximum 1.65 (a Llama). The limit is more than twice this "
-    "maximum. In float32, the projection reached 1.93, and the budgets are narrow enough without this test",
+    "the projection was measured on the PyTorch and Flax columns, with nine configurations in bfloat16 and one set "
+    "of weights. The median was 1.0, and the maximum 1.65 (a Llama). The limit is more than twice this maximum. In "
+    "float32, the projection reached 1.93; there, the checker needs no limit, because the tolerances are narrow",
 )
 """The largest accepted projection onto the effect of a fault, relative to projections of rounding errors."""
 

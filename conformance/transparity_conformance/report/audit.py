@@ -162,7 +162,7 @@ class Audit:
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
     """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`. `named` lists the names for each outcome.
-    `rest` is the outcome of all other fields or tensors, whose number ends the line."""
+    `rest` is the outcome of all other fields or tensors. The line ends with their number and this outcome."""
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

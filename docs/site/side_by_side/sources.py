@@ -32,7 +32,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function, method or table; `name` is common to all columns, and `label` is this column's name."""
+    """A function, method or table. Its `name` is the same in all columns; its `label` is its name in this column."""
 
     name: str
     label: str

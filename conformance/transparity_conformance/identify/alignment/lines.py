@@ -29,9 +29,9 @@ def operation_of(
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
     reference, with or without the faults `besides`, computes the value between the port's earlier taps and `where`.
 
-    If no value is wrong, the port may omit an operation. Then return the operation that uses the tap's value, if the
-    tap is a norm or equals one of its inputs. In all other cases, and if the wrong operation has no line, return the
-    tap's operation. `error` and `budget` determine the tolerance for rounding.
+    If all values before the tap are right, the port probably omits an operation. Then return the operation that uses
+    the tap's value, if the tap is a norm or equals one of its inputs. In all other cases, and if the wrong operation
+    has no line, return the tap's operation. `error` and `budget` determine the tolerance for rounding.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]

@@ -232,7 +232,8 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item in the result of `name` that the port's process keeps, such as a cache, or None."""
+    """Return the index of the item that the port's process keeps from the result of the method `name`, such as a cache.
+    If the process keeps no item, return None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

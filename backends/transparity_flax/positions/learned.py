@@ -23,4 +23,4 @@ def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Cont
     rows = position_ids(config, context.is_token, context.positions)
     if config.position_count == "all" or config.position_offset:
         return x + module.position_embedding.embedding[rows]
-    return x + module.position_embedding.embedding[rows] * (rows >= 0)[..., jnp.newaxis]  # padding, at −1, has no row
+    return x + module.position_embedding.embedding[rows] * (rows >= 0)[..., jnp.newaxis]  # padding has no row

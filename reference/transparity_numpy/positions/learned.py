@@ -21,4 +21,4 @@ def add_learned(config: TransformerConfig, parameters: Parameters, x: Hidden, co
     rows = position_ids(config, context.is_token, context.positions)
     if config.position_count == "all" or config.position_offset:
         return x + parameters["position_embedding"]["weight"][rows]
-    return x + parameters["position_embedding"]["weight"][rows] * (rows >= 0)[..., np.newaxis]  # padding, at −1, has no row
+    return x + parameters["position_embedding"]["weight"][rows] * (rows >= 0)[..., np.newaxis]  # padding has no row

@@ -71,7 +71,7 @@ def beside_one(build: IsolatedBuild, case: Case) -> str:
         ("by_hand.py", "olmo2", "tensor", "tensor__squares"),
     ],
 )
-def test_what_is_sharded_is_gathered_and_compared(file: str, config: str, right_port: str, wrong: str) -> None:
+def test_what_a_framework_shards_is_gathered_and_compared(file: str, config: str, right_port: str, wrong: str) -> None:
     right, faulty = (Case(port, config, 2, file=file) for port in (right_port, wrong))
     with started(right.spec, right.ranks) as build:
         assert beside_one(build, right) == "agrees"

@@ -139,7 +139,8 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model), framework)
     parameters = {} if takes is None else dict(takes.parameters)
     names = frozenset(parameters)
-    first = next((name for name, each in parameters.items() if each.default is each.empty), None)
+    plain = (each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD)
+    first = next((each.name for each in plain if each.default is each.empty), None)
 
     def with_graph(settings: Mapping[str, bool] | None = None, /, **inputs: np.ndarray) -> Any:
         args, named = arguments(add_mask(inputs, config), config, names, first)

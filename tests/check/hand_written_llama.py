@@ -20,7 +20,7 @@ def load_only_groups(folder):
 
 def answering(model, answer):
     forward = model.forward
-    model.forward = lambda input_ids: answer(forward(input_ids))
+    model.forward = lambda text, tokens=None: answer(forward(text))  # `tokens` is another input, as in TransformerLens
     return model
 
 

@@ -23,6 +23,7 @@ SHIFTED = {
     "llama": dataclasses.replace(CASES["llama"], padding="attention-mask"),
     "bloom": dataclasses.replace(CASES["bloom"], padding="attention-mask"),
     "opt": CASES["opt"],
+    "opt from 0": dataclasses.replace(CASES["opt"], position_offset=0),
 }
 COUNTED_FROM_THE_LEFT = dataclasses.replace(CASES["opt"], position_count="all")
 

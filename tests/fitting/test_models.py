@@ -60,6 +60,7 @@ ARRAYS = dataclasses.replace(CONFIG, pad_id=None, norm_eps=1e-5)
 VISIBLE = dataclasses.replace(
     CONFIG, position_count="visible", position_offset=2, target_mask="causal-and-padding", pad_id=1, max_length=24
 )
+FROM_ZERO = dataclasses.replace(VISIBLE, position_offset=0)
 SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
 RECURRENT = ("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width")
 PATCHES = ("patch_size", "image_channels", "class_token", "max_length", "pooling")
@@ -162,10 +163,13 @@ LONG: dict[str, Found] = {
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "an added mask": Found(decoders.AddedMask, {"padding": "attention-mask", "mask_value": -np.inf}),
     "a matrix of each head": Found(
-        lambda: decoders.with_projection(decoders.EachHead, split=by_head), {"num_heads": 3, "qkv_bias": True}
+        lambda: decoders.with_projection(decoders.EachHead, split=by_head),
+        {"num_heads": 3, "qkv_bias": True},
+        is_whole=True,
     ),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "fewer positions than tokens": Found(lambda: module(VISIBLE), like(VISIBLE), is_whole=True),
+    "padding without a position": Found(lambda: module(FROM_ZERO), like(FROM_ZERO), is_whole=True),
     "gated attention to another length": Found(
         lambda: module(dataclasses.replace(templates()["vanilla"].resized(**SMALL), attention_gate=True)),
         {"attention_gate": True},

@@ -48,6 +48,14 @@ class Padded(Masked):
         return self(every, seen)[:, -size:], (every, seen)
 
 
+class MaskedPast(Masked):
+    """A decoder whose steps take the attention mask of all tokens so far."""
+
+    def step(self, tokens: np.ndarray, cache: Any, attention_mask: np.ndarray) -> Any:  # type: ignore[override]
+        every, size = [*(cache or []), tokens], tokens.shape[1]
+        return self(np.concatenate(every, 1), attention_mask)[:, -size:], every
+
+
 class Uncropped(Decoder):
     """A decoder that generates from all tokens, also beyond `max_length`."""
 

@@ -52,7 +52,7 @@ def test_on_one_rank_there_is_no_fault_of_sharding() -> None:
 
 PROBES = {
     name: {key: probe for key, probe in probes_of(divisible(CONFIGS[name], 2), name).items() if key in ("mixed", "one")}
-    for name in ("gpt2", "llama")
+    for name in ("gpt2", "llama", "olmo2")
 }
 
 
@@ -64,10 +64,15 @@ def beside_one(build: IsolatedBuild, case: Case) -> str:
 
 
 @pytest.mark.parametrize(
-    ("file", "config", "wrong"), [("dtensor.py", "llama", "build_fused"), ("jax_mesh.py", "gpt2", "build_bias")]
+    ("file", "config", "right_port", "wrong"),
+    [
+        ("dtensor.py", "llama", "build", "build_fused"),
+        ("jax_mesh.py", "gpt2", "build", "build_bias"),
+        ("by_hand.py", "olmo2", "tensor", "tensor__squares"),
+    ],
 )
-def test_what_a_framework_shards_is_gathered_and_compared(file: str, config: str, wrong: str) -> None:
-    right, faulty = (Case(port, config, 2, file=file) for port in ("build", wrong))
+def test_what_a_framework_shards_is_gathered_and_compared(file: str, config: str, right_port: str, wrong: str) -> None:
+    right, faulty = (Case(port, config, 2, file=file) for port in (right_port, wrong))
     with started(right.spec, right.ranks) as build:
         assert beside_one(build, right) == "agrees"
         actual = run_all(build, PROBES[config], ignore_progress, logits_only=True).actual

@@ -158,7 +158,8 @@ class Model:
         if types is not None:
             x = x + self.p[f"{name}.token_type_embedding.weight"][types]
         if positions == "learned":
-            x = x + self.p[f"{name}.position_embedding.weight"][self.position_rows(where, real)]
+            placed = 1 if c.position_count == "all" or c.position_offset else real[:, where[0], None]
+            x = x + self.p[f"{name}.position_embedding.weight"][self.position_rows(where, real)] * placed
         elif positions == "sinusoidal":
             x = x + self.sinusoids(max(real.shape[1], int(where.max()) + 1))[where[0]].to(self.dtype)
         x = self.tap(f"{name}.embedding", x)

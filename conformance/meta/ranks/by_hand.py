@@ -68,6 +68,8 @@ class TensorParallel(Sharded):
         super().prepare()
         columns = {f"*.{role}.{kind}": "sharded:0" for role in COLUMNS for kind in ("weight", "bias")}
         self.placements = columns | {f"*.{role}.weight": "sharded:1" for role in ROWS}
+        if self.c.query_key_norm_over == "projection":
+            self.placements |= {"*.query_norm.weight": "sharded:0", "*.key_norm.weight": "sharded:0"}
         if self.key_heads % RANKS:
             self.placements = dict.fromkeys(("*.key.*", "*.value.*"), "replicated") | self.placements
         if self.plan.startswith("columns"):
@@ -78,6 +80,7 @@ class TensorParallel(Sharded):
     def local(self, name: str, value: Tensor) -> Tensor:
         role = name.split(".")[-2]
         is_cut = value.shape == self.shapes[name] and not (role in ("key", "value") and self.key_heads % RANKS)
+        role = role.removesuffix("_norm" if self.c.query_key_norm_over == "projection" else "")
         if is_cut and (role in COLUMNS or (role == "head" and self.plan.startswith("columns"))):
             return value.chunk(RANKS)[RANK].clone()
         if is_cut and role in ROWS and name.endswith("weight"):
@@ -117,6 +120,13 @@ class TensorParallel(Sharded):
             return super().norm(name, x, tap=tap)
         padded = F.pad(x, (0, 0, 0, -x.shape[1] % RANKS))
         return gather(super().norm(name, scatter(padded, 1)), 1)[:, : x.shape[1]]
+
+    def rms(self, x: Tensor, gain: Tensor) -> Tensor:
+        """Apply an RMS norm; if the features are sharded, sum their squares over the ranks."""
+        if self.c.query_key_norm_over == "head" or x.shape[-1] == self.c.embed_dim:
+            return super().rms(x, gain)
+        mean = reduced((x * x).mean(-1, keepdim=True)) / RANKS
+        return x * torch.rsqrt(mean + self.c.norm_eps) * gain
 
     def head(self, x: Tensor) -> Tensor:
         if self.plan.startswith("columns"):

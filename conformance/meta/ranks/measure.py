@@ -34,6 +34,7 @@ CONFIGS: dict[str, TransformerConfig] = {
     "one-key-head": dataclasses.replace(_LLAMA, num_key_value_heads=1),
     "windows": dataclasses.replace(_LLAMA, sliding_window=4, **full_attention_every(2)),
     "alibi": CASES["bloom"],
+    "olmo2": CASES["olmo2"],
     "gpt2": example_config("gpt2"),
     "relative": dataclasses.replace(preset("notes-lm"), positions="relative"),
 }

@@ -47,7 +47,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             )
             yield fault("embedding-scale", "positions, too", patch=scaled_too)
         yield from _offset_faults(config)
-    if config.positions == "learned" and config.position_offset:
+    if config.positions == "learned" and (config.position_offset or config.position_count == "visible"):
         for name in ("visible",) if config.position_count == "all" else ("all", "padding goes on"):
             yield fault("position-count", name, patch=partial(_placed, COUNTS[name]))
     if config.positions == "sinusoidal":
@@ -146,10 +146,11 @@ def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) ->
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
 
-def right_positions(state: WalkState, site: str) -> np.ndarray:
+def right_positions(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
     config = stack_config(state.config, site)
     if config.positions == "learned":
-        return position_table(state, site)[right_ids(state, site)]
+        ids = right_ids(state, site, visible)
+        return position_table(state, site)[ids] * (ids >= 0)[..., None]
     return sinusoids({}, config, length_at(state, site))
 
 
@@ -161,7 +162,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
     table, ids = position_table(state, site), right_ids(state, site)
     moved = np.where(padding_at(state, site)[:, 0, 0] | (edge != "kept"), ids + offset, ids)
     rows = moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)
-    return value - right_positions(state, site) + table[rows]
+    return value - right_positions(state, site) + table[rows] * ((moved >= 0) | (edge != "kept"))[..., None]
 
 
 def _placed(

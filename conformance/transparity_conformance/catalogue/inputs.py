@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.embedding import right_ids, right_positions
+from transparity_conformance.catalogue.embedding import right_positions
 from transparity_conformance.catalogue.fault import Alter, Fault, Settings, WalkState, fault, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, other_activations
 from transparity_conformance.catalogue.masks import weighed
@@ -205,8 +205,7 @@ def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) ->
         return value
     mask = MASKS[name](state, site)
     if state.config.position_count == "visible":
-        table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-        value = value - right_positions(state, site) + table[right_ids(state, site, mask[:, 0, 0])]
+        value = value - right_positions(state, site) + right_positions(state, site, mask[:, 0, 0])
     if name == EXCHANGED:
         value = _typed(lambda _, most: state.inputs["attention_mask"], state, site, value)
     return value

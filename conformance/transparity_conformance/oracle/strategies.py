@@ -45,7 +45,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "router_groups": lambda given: given["num_experts"] == 4 and given["experts_per_token"] <= 2,
     "topk_groups": lambda given: given.get("router_groups") == 2,
     "sinusoidal_timescales": lambda given: given["positions"] == "sinusoidal" and given["embed_dim"] >= 4,
-    "position_count": lambda given: given["position_offset"] > 0,
+    "position_count": lambda given: given["positions"] == "learned",
     "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
     "attention_norm": lambda given: (
         given.get("norm_position") == "pre" and given.get("branches") in (None, "sequential")

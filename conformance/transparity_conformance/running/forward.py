@@ -137,10 +137,13 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         own: Callable[..., Any] = call_port(kind.forward_of, model, config)
         return own
     takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model), framework)
-    names = frozenset() if takes is None else frozenset(takes.parameters)
+    parameters = {} if takes is None else dict(takes.parameters)
+    names = frozenset(parameters)
+    plain = (each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD)
+    first = next((each.name for each in plain if each.default is each.empty), None)
 
     def with_graph(settings: Mapping[str, bool] | None = None, /, **inputs: np.ndarray) -> Any:
-        args, named = arguments(add_mask(inputs, config), config, names)
+        args, named = arguments(add_mask(inputs, config), config, names, first)
         if may_have_no_mask(inputs, named, config, takes):
             del named["attention_mask"]
         further = {**other_cache_setting(inputs, config, takes), **(settings or {})}

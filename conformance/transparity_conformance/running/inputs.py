@@ -46,15 +46,15 @@ def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dic
 
 
 def arguments(
-    inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
+    inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str], first: str | None = None
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    Pass the main inputs by keyword if the function has a known name for each main input. Otherwise, pass the main
-    inputs by position. Pass other inputs, such as a mask, only by keyword.
+    Pass the main inputs by keyword if the function has a known name for each of them, and for the parameter `first`.
+    Otherwise, pass the main inputs by position. Pass other inputs, such as a mask, only by keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
-    by_name = all(called[ours] is not None for ours in config.input_names)
+    by_name = all(called[ours] is not None for ours in config.input_names) and first in (None, *called.values())
     args = [] if by_name else [inputs[ours] for ours in config.input_names]
     given = [ours for ours in inputs if by_name or ours not in config.input_names]
     return args, {name: inputs[ours] for ours in given if (name := called[ours]) is not None}

@@ -274,7 +274,7 @@ class TransformerConfig:
     """Row of the first token in the table of learned positions, which has this many additional rows."""
     position_count: Literal["all", "visible"] = "all"
     """Tokens that count as positions: `all` tokens, or only `visible` tokens, which are not padding (RoBERTa, OPT).
-    With `visible`, padding gets the row before the first token's row."""
+    With `visible`, padding gets the row before the first token's row; if `position_offset` is 0, padding gets none."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
     width apart."""

@@ -183,11 +183,6 @@ def _check_positions(config: Any) -> None:
             f"{name} is {config.rotated_dim}, but rotary positions rotate pairs of features; expected an even number"
             f"{'' if config.rotary_dim is None else f', at most {config.head_dim} (head_dim)'}."
         )
-    if config.position_count == "visible" and not config.position_offset:
-        raise ConfigError(
-            "position_offset is 0, but position_count 'visible' gives padding the row position_offset − 1; expected at "
-            "least 1."
-        )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder
     if config.encoder_positions != "as-decoder" and not both:

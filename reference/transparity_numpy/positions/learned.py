@@ -18,4 +18,7 @@ def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positi
 
 
 def add_learned(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    return x + parameters["position_embedding"]["weight"][position_ids(config, context.is_token, context.positions)]
+    rows = position_ids(config, context.is_token, context.positions)
+    if config.position_count == "all" or config.position_offset:
+        return x + parameters["position_embedding"]["weight"][rows]
+    return x + parameters["position_embedding"]["weight"][rows] * (rows >= 0)[..., np.newaxis]  # padding has no row

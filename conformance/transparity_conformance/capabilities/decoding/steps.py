@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -25,7 +26,7 @@ from transparity_conformance.capabilities.capability import (
 )
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
 from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
-from transparity_conformance.capabilities.port_calls import call_port
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe, crossing_calls
 from transparity_conformance.oracle.reach.thresholds import thresholds
@@ -129,7 +130,32 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache)."""
+    """Return the logits of each step of a port. If they are wrong with the mask of each step's tokens, try the mask of
+    all tokens so far. Raise `TypeError` unless a step returns (logits, cache)."""
+    answers, error = _attempted(port, key, request, masks_past=False)
+    takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
+    if takes_mask and error > request.probe.budget("float32"):
+        others, other_error = _attempted(port, key, request, masks_past=True)
+        answers = others if other_error < error / 2 else answers
+    if isinstance(answers, Exception):
+        raise answers
+    return answers
+
+
+def _attempted(
+    port: BuiltPort, key: str, request: StepRequest, *, masks_past: bool
+) -> tuple[Answers | Exception, float]:
+    """Return a port's answers, and their largest error; if the port raises an exception, return it, and infinity."""
+    try:
+        answers = _decoded(port, key, request, masks_past=masks_past)
+    except (PortCallError, TypeError) as error:
+        return error, math.inf
+    logits = np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
+    where = sees_something(request.probe.config, request.probe.inputs)[request.rows]
+    return answers, gap(logits[where], request.probe.oracle.expected["logits"][request.rows][where])
+
+
+def _decoded(port: BuiltPort, key: str, request: StepRequest, *, masks_past: bool) -> Answers:
     built = port.of(request.probe)
     answers: dict[str, np.ndarray] = {}
     caches: list[Any] = [None] * len(request.parts)
@@ -138,7 +164,7 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
         chunk, logits = slice(begin, begin + size), []
         for index, part in enumerate(request.parts):
             tokens = request.tokens[part, chunk].copy()
-            further = named_inputs(request.probe, part, chunk)
+            further = named_inputs(request.probe, part, slice(0, chunk.stop) if masks_past else chunk)
             answer, caches[index] = take_step(built.step, tokens, caches[index], further)
             logits.append(as_logits(answer, (len(tokens), size, vocab), request.name))
         answers[name], begin = logits[0] if len(logits) == 1 else np.concatenate(logits), begin + size

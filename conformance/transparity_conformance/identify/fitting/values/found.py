@@ -81,5 +81,6 @@ class FoundFields:
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
         """Add the parameters of a linear map. If `bias` is set and the map has no bias, add zeros."""
         self.parameters[f"{name}.weight"] = linear.weight
+        self.used.add(linear.name.split("[")[0])
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

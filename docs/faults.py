@@ -142,7 +142,7 @@ def published_lines() -> dict[str, tuple[str, str]]:
         if old and new and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
                 shown = row["file"], row.get("story", ""), edit(_text_around(row["file"], old), old, new)
-                this = "/" not in row["file"], "source" not in row, rank, len(old + new), shown
+                this = "/" not in row["file"], rank > 0, "source" not in row, rank, len(old + new), shown
                 found[cause] = min(found.get(cause, this), this)
     lines = dict(_lines_around())
     for cause, (*_, (file, story, text)) in found.items():

@@ -11,7 +11,7 @@ import itertools
 import re
 import textwrap
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,8 @@ def edit(text: str, old: str, new: str) -> str:
     wrong = right.replace(old, new).rstrip("\n")
     both, number = textwrap.dedent(f"{wrong}\n{right}").splitlines(), len(wrong.splitlines())
     lines = [line for line in difflib.ndiff(both[:number], both[number:]) if line[0] != "?"]
-    if all(line[0] in "-+" for line in lines):
+    signs = Counter(line[0] for line in lines)
+    if set(signs) == {"-", "+"} and signs["-"] != signs["+"]:  # no line of the one belongs to a line of the other
         lines.sort(key=lambda line: line[0] == "+")
     return "\n".join(re.sub(r"# noqa.*", "", line).rstrip() for line in lines)
 

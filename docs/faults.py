@@ -11,7 +11,7 @@ import itertools
 import re
 import textwrap
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,11 @@ def edit(text: str, old: str, new: str) -> str:
     right = text[start : text.find("\n", text.index(old) + len(old)) % (len(text) + 1)]
     wrong = right.replace(old, new).rstrip("\n")
     both, number = textwrap.dedent(f"{wrong}\n{right}").splitlines(), len(wrong.splitlines())
-    lines = difflib.ndiff(both[:number], both[number:])
-    return "\n".join(re.sub(r"# noqa.*", "", line).rstrip() for line in lines if line[0] != "?")
+    lines = [line for line in difflib.ndiff(both[:number], both[number:]) if line[0] != "?"]
+    signs = Counter(line[0] for line in lines)
+    if set(signs) == {"-", "+"} and signs["-"] != signs["+"]:  # no line of the one belongs to a line of the other
+        lines.sort(key=lambda line: line[0] == "+")
+    return "\n".join(re.sub(r"# noqa.*", "", line).rstrip() for line in lines)
 
 
 @functools.cache
@@ -134,15 +137,17 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 def published_lines() -> dict[str, tuple[str, str]]:
     """Return, for each cause, a description of a file outside of the columns, and the diff of a bug in this file.
-    Bugs in published code are preferred to bugs in the independent port."""
-    found: dict[str, tuple[bool, bool, int, int, tuple[str, str, str]]] = {}
+    Bugs in published code are preferred to bugs in the independent port, and bugs with this cause first and with one
+    change to others."""
+    found: dict[str, tuple[bool, bool, bool, bool, int, int, tuple[str, str, str]]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
         old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
         if old and new and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
                 shown = row["file"], row.get("story", ""), edit(_text_around(row["file"], old), old, new)
-                this = "/" not in row["file"], "source" not in row, rank, len(old + new), shown
+                worse = "/" not in row["file"], rank > 0, "hunks" in row, "source" not in row
+                this = *worse, rank, len(old + new), shown
                 found[cause] = min(found.get(cause, this), this)
     lines = dict(_lines_around())
     for cause, (*_, (file, story, text)) in found.items():

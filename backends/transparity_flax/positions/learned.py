@@ -21,6 +21,4 @@ def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positi
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
     rows = position_ids(config, context.is_token, context.positions)
-    if config.position_count == "all" or config.position_offset:
-        return x + module.position_embedding.embedding[rows]
-    return x + module.position_embedding.embedding[rows] * (rows >= 0)[..., jnp.newaxis]  # padding has no row
+    return x + module.position_embedding.embedding[rows] * (rows >= 0)[..., jnp.newaxis]  # padding may have no row

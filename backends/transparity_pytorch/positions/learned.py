@@ -19,6 +19,4 @@ def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positi
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
     rows = position_ids(config, context.is_token, context.positions)
-    if config.position_count == "all" or config.position_offset:
-        return x + module.position_embedding(rows)
-    return x + module.position_embedding(rows.clamp(min=0)) * (rows >= 0)[..., None]  # padding has no row
+    return x + module.position_embedding(rows.clamp(min=0)) * (rows >= 0)[..., None]  # padding may have no row

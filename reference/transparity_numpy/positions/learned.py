@@ -19,6 +19,5 @@ def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positi
 
 def add_learned(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     rows = position_ids(config, context.is_token, context.positions)
-    if config.position_count == "all" or config.position_offset:
-        return x + parameters["position_embedding"]["weight"][rows]
-    return x + parameters["position_embedding"]["weight"][rows] * (rows >= 0)[..., np.newaxis]  # padding has no row
+    table = parameters["position_embedding"]["weight"]
+    return x + table[rows] * (rows >= 0)[..., np.newaxis]  # padding may have no row

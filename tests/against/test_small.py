@@ -12,6 +12,7 @@ import transformers
 from transparity.errors import TransparityError
 from transparity_conformance import check
 from transparity_conformance.against.probes import GIVE, probes_of, source_of, undrawn
+from transparity_conformance.against.reference import Reference
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
 
@@ -254,3 +255,11 @@ def test_an_infinite_number_in_a_saved_configuration_is_read(tmp_path: Path) -> 
     made_small(config_of("bamba")).save_pretrained(tmp_path)
     assert "Infinity" in (tmp_path / "config.json").read_text(encoding="utf-8")
     assert [*read_config(tmp_path).time_step_limit] == [0.0, float("inf")]
+
+
+def test_a_reference_whose_experts_refuse_float64_is_compared() -> None:
+    model: Any = build(config_of("qwen3_moe"))
+    model.set_experts_implementation("grouped_mm")
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(model).double()(torch.zeros((1, 2), dtype=torch.long))
+    assert Reference("experts", model, "float32").near({"input_ids": np.zeros((1, 2), int)})[1] > 0

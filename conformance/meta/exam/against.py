@@ -121,6 +121,7 @@ def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
     explained = [all(fault["causes"] for fault in answer["faults"]) for _, answer in diverged]
     controls = [answer["verdict"] == "agrees" for bug, answer in answered if bug.control]
     return [
+        share("trials with a result", ["missing" not in answer for _, answer in found], 1.0),
         share("detected", [answer["verdict"] == "diverges" or answer["error"] for _, answer in wrong], 0.97),
         share("right line, in the port or the original", [is_right_line(*each) for each in diverged], 0.85),
         share("right line, in the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),

@@ -87,7 +87,10 @@ class Reference:
 
     @functools.cached_property
     def exact(self) -> Any:
-        return copied(self.model).double()
+        exact = copied(self.model).double()
+        if self.experts[0]:  # some implementations of experts refuse float64
+            exact.set_experts_implementation(self.experts[0])
+        return exact
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:

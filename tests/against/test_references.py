@@ -17,6 +17,7 @@ from transparity_conformance.against.reference import MOST_BYTES, Kept
 from transparity_conformance.against.references.held import Walk, arrays_of
 from transparity_conformance.against.references.kinds import TracedReference, reference_of
 from transparity_conformance.against.references.primitives import MEANINGS
+from transparity_conformance.against.ways import calls
 from transparity_conformance.running.loading import load_port
 
 DECODERS = Path(__file__).parent / "decoders"
@@ -108,7 +109,10 @@ KERNEL = jnp.asarray(np.random.default_rng(2).standard_normal((3, 12, 12)) / 4, 
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_inputs_of_a_function_are_drawn_from_its_signature(framework: str, tmp_path: Path) -> None:
+def test_inputs_of_a_function_are_drawn_from_its_signature(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 60.0)  # JAX compiles each length
     fields = '{"model_type": "llama", "vocab_size": 37, "max_position_embeddings": 20}'
     (tmp_path / "config.json").write_text(fields, encoding="utf-8")
     table = EMBEDDING if framework == "jax" else torch.tensor(np.asarray(EMBEDDING))

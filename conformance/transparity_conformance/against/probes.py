@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,27 +145,28 @@ def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
     found: dict[str, Inputs] = {}
     refused: dict[str, RefusedError] = {}
 
-    def draw(title: str, length: int, batch: int, seed: int) -> Iterator[Inputs]:
+    def draw(title: str, length: int, batch: int, seed: int) -> Inputs | None:
         try:
-            yield source.draw(length, batch, seed)
+            return source.draw(length, batch, seed)
         except RefusedError as error:
             refused[title] = error
+            return None
 
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
-        if length <= source.longest:
-            title = source.title(length, batch)
-            for inputs in draw(title, length, batch, number):
-                found[title] = inputs
+        title = source.title(length, batch)
+        if length <= source.longest and (inputs := draw(title, length, batch, number)) is not None:
+            found[title] = inputs
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
     title = f"{batch} × {length}, one token"
-    for text in filter(is_only_text, draw(title, length, batch, length)) if source.is_text else ():
+    text = draw(title, length, batch, length) if source.is_text else None
+    if text is not None and is_only_text(text):
         tokens = next(iter(text))
         found[title] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
         title = f"{batch} × {length}, padded on the {side}"
-        for text in draw(title, length, batch, length) if length <= source.longest else ():
-            if (hidden := padded(text, side)) is not None:
-                found[title] = hidden
+        text = draw(title, length, batch, length) if length <= source.longest else None
+        if text is not None and (hidden := padded(text, side)) is not None:
+            found[title] = hidden
     if refused and not found:
         raise next(iter(refused.values()))
     if (texts := source.of_text()) is not None:

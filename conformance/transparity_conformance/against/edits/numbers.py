@@ -50,14 +50,16 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
-    numbers = f"uses {_in_words(value)} instead of {_in_words(old)}"
+    def numbers() -> str:  # called only for the few edits that are told
+        return f"uses {_in_words(value)} instead of {_in_words(old)}"
+
+    says = lambda: f"{numbers()} in {part_of(at.program, [at.step])}"
     wider = _of_sizes(at, path, old, value)
     if isinstance(old, float):
-        says = f"{numbers} wherever the reference passes this number to `{short(at.step)}`"
+        says_wherever = lambda: f"{numbers()} wherever the reference passes this number to `{short(at.step)}`"
         make = functools.partial(_wherever, path=path, old=old, value=value, name=at.step.name)
-        wider += (Edit("number", says, make, rank + 1, is_everywhere=True),)
-    says_here = lambda: f"{numbers} in {part_of(at.program, [at.step])}"
-    return Edit("number", says_here, functools.partial(with_number, path=path, value=value), rank, wider=wider)
+        wider += (Edit("number", says_wherever, make, rank + 1, is_everywhere=True),)
+    return Edit("number", says, functools.partial(with_number, path=path, value=value), rank, wider=wider)
 
 
 def _wherever(at: At, path: Path, old: float, value: float, name: str) -> Change | None:

@@ -22,7 +22,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.calls import first_source, parted
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.values import apart
-from transparity_conformance.report.comparison import as_numbers, share
+from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.parts import ThirdComparison
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_conformance.running.inputs import is_instance
@@ -131,7 +131,7 @@ class Sides:
 
 
 def _is_near(one: Answer, other: Answer) -> bool:
-    return one.actual.shape == other.actual.shape and bool((abs(one.actual - other.actual) <= one.budget).all())
+    return one.actual.shape == other.actual.shape and gap(one.actual, other.actual) <= one.budget
 
 
 def compare_way(

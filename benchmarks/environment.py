@@ -45,7 +45,6 @@ def variables() -> dict[str, str]:
 
 
 def overridden_kernels() -> dict[str, str]:
-    """Return the `KERNEL_VARIABLES` that this process has; the processes of candidates do not inherit them."""
     return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
 
 

@@ -97,7 +97,6 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 
 def query_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the query projection, in two products if there is a latent vector (`q_lora_rank`)."""
     if config.q_lora_rank is None:
         return product_flops(length, config.attention_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.q_lora_rank)
@@ -105,7 +104,6 @@ def query_flops(config: TransformerConfig, length: int) -> int:
 
 
 def key_value_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the key and value projections, with the latent vector if there is one (`kv_lora_rank`)."""
     if config.kv_lora_rank is None:
         return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.kv_lora_rank + config.rotated_dim)
@@ -114,7 +112,6 @@ def key_value_flops(config: TransformerConfig, length: int) -> int:
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the feed-forward network, or of all experts, the router and the shared expert."""
     dense = (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
     if not config.num_experts:
         return dense

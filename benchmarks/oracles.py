@@ -115,7 +115,6 @@ def kept(name: str, write: Callable[[Path], None]) -> Path:
 
 
 def write_oracle(folder: Path, workload: Workload) -> None:
-    """Write weights, inputs, expected result and budget into `folder`, for all processes to read."""
     folder.mkdir(parents=True, exist_ok=True)
     parameters, inputs = parameters_of(workload), inputs_of(workload)
     expected = expected_of(workload, parameters, inputs)
@@ -156,7 +155,6 @@ def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) ->
 
 
 def logits(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """Return the logits in float64, and the budget of the workload's precision."""
     inputs = {name: tokens[:, : workload.held] for name, tokens in inputs.items()}
     exact = _logits_in("float64", workload, parameters, inputs)
     return exact, _budget(workload.dtype, exact, _logits_in(workload.dtype, workload, parameters, inputs))

@@ -59,7 +59,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def record(arguments: list[str]) -> int:
-    """Run tests, record the lines of each, and return the exit code."""
     RECORDED.mkdir(parents=True, exist_ok=True)
     settings = RECORDED / "coveragerc"
     settings.write_text(SETTINGS.format(folder=RECORDED, sources=",".join(str(ROOT / name) for name in SOURCES)))

@@ -25,7 +25,6 @@ from transparity_conformance.oracle.probes import probe_parameters
 
 
 def table(test: str, name: str) -> dict[str, Any]:
-    """Read a TOML file beside a test."""
     return tomllib.loads(Path(test).with_name(name).read_text(encoding="utf-8"))
 
 
@@ -34,13 +33,11 @@ def invoke(*arguments: Any) -> Result:
 
 
 def run_python(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a new process, with additional environment variables."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
 def peak_of(run: Callable[[], object]) -> int:
-    """Return the largest memory that Python allocates during a call, in bytes."""
     tracemalloc.start()
     try:
         run()

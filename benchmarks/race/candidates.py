@@ -74,7 +74,6 @@ LISTS = ("tasks", "architectures", "dtypes", "devices", "needs", "also")
 
 
 def _candidates() -> tuple[Candidate, ...]:
-    """Return the candidates of candidates.toml, and one for each mode of every other installed backend."""
     tables = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text(encoding="utf-8"))
     found = []
     for row in tables["candidates"]:

@@ -73,7 +73,6 @@ class Process:
         return {"failed": f"the process printed nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
 
     def died_of(self) -> str:
-        """Return how the process ended, and the last line of its error output."""
         code = self.process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         self.errors.seek(0)

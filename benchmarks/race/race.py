@@ -64,7 +64,6 @@ Told = Callable[[Result], None]
 def race(
     workload: Workload, candidates: Sequence[Candidate], conditions: Conditions, told: Told = lambda result: None
 ) -> list[Result]:
-    """Return a result for every candidate that can run the workload. Candidates that do not fit into memory fail."""
     fits, too_large = fitting(able_to(workload, candidates, conditions.device), workload, conditions.memory)
     for result in too_large:
         told(result)
@@ -172,6 +171,5 @@ def _time(process: Process, result: Result, turn: int) -> None:
 
 
 def one_sentence(text: str, longest: int = 200) -> str:
-    """Return the first line of a text, shortened for a table."""
     line = text.strip().partition("\n")[0].rstrip(".")
     return line if len(line) <= longest else line[: longest - 1] + "…"

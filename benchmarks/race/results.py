@@ -64,7 +64,6 @@ def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent:
 
 
 def as_json(machine: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a results file: JSON with a line for each row."""
     written = []
     for run in runs:
         head = json.dumps({name: value for name, value in run.items() if name != "rows"})

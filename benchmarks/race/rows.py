@@ -72,7 +72,6 @@ class Row:
 
     @property
     def gigas(self) -> float | None:
-        """Return the speed in 10⁹ FLOPs per second, or in 10⁹ bytes per second for a memory limit."""
         return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +93,6 @@ def rounded(value: Any) -> Any:
 
 
 def rows_of(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every result, sorted by workload, kind and time."""
     rows: list[Row] = []
     for _, group in groupby(results, lambda result: result.workload.name):
         rows += _of_workload(list(group))

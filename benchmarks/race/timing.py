@@ -17,14 +17,12 @@ Run = Callable[[], Any]
 
 
 def seconds(run: Run, device: str) -> float:
-    """Return the duration of a call in seconds; `run` has to return only when the result is computed."""
     if device == "cpu":
         return clocked(run)[0]
     return mean(run, repeated(run, WARM))
 
 
 def repeated(run: Run, least: float) -> int:
-    """Call `run` until `least` seconds have passed, and return the number of calls."""
     begin, calls = time.perf_counter(), 0
     while time.perf_counter() - begin < least:
         run()

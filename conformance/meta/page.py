@@ -9,7 +9,6 @@ NOTES = Path(__file__).with_name("NOTES.md")
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Return a Markdown table; the columns with numbers in `right` are aligned to the right."""
     rule = "|".join("--:" if column in right else "---" for column in range(len(heads)))
     body = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
     return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *body])

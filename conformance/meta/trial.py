@@ -61,7 +61,6 @@ class Measure:
     view: View | Literal[""] = ""
 
     def mark(self, trial: Any, answer: Answer) -> bool | tuple[int, int] | None:
-        """Return the judgment of an answer, or None if the trial has another kind or view."""
         counts = (not self.kind or trial.kind == self.kind) and (not self.view or trial.view == self.view)
         return self.judge(trial, answer) if counts else None
 

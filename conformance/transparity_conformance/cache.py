@@ -67,7 +67,6 @@ def user_folder() -> Path | None:
 
 
 def digest(*parts: Part) -> str:
-    """Return a hash of texts and arrays, and of the names, dtypes and shapes of the arrays."""
     found = hashlib.blake2b(digest_size=20)
     for part in parts:
         _add(found, part)

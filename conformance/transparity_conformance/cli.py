@@ -599,8 +599,6 @@ def _export_checkpoint(
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
-    """If one of the files is written to standard output, redirect other output to standard error in the context."""
-
     if STANDARD_OUTPUT not in files:
         return contextlib.nullcontext()
     check_writable(STANDARD_OUTPUT)

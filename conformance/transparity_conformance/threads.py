@@ -17,7 +17,6 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB
 
 
 def variables() -> dict[str, str]:
-    """Return environment variables that limit a process to one thread; empty if the user chose a number of threads."""
     return {} if any(os.environ.get(name) for name in THREADS) else {THREADS[0]: "1"}
 
 

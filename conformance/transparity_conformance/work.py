@@ -29,5 +29,4 @@ def count(numbers: int, products: int = 0) -> None:
 
 
 def done() -> float:
-    """Return the work that this thread has counted."""
     return getattr(_counted, "work", 0.0)

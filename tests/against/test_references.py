@@ -68,7 +68,6 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
-    """Return the right text, the wrong text, and the line number of the right text in a decoder's file."""
     rows = REPLACED["faults"][fault]
     old, new = rows.get(framework) or rows["others"]
     lines = text_of(framework).splitlines()

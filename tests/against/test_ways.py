@@ -47,7 +47,6 @@ CONFIGURATION = "        self.config = PretrainedConfig(vocab_size=61, max_posit
 
 
 def checked(folder: Path, old: str = "", new: str = "", theirs: str = THEIRS) -> Report:
-    """Check a copy of `theirs` with `old` replaced by `new` against the original."""
     import torch
 
     made = []

@@ -144,7 +144,6 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peers() -> Iterator[Candidate]:
-    """Yield the installed peers that need no compilation."""
     for candidate in CANDIDATES:
         compiles = {COMPILED, JAX} & set(candidate.kinds)
         if not (candidate.is_limit or compiles or candidate.ours or candidate.why_missing()):

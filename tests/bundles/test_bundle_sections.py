@@ -37,7 +37,6 @@ TARGETS = "targets.safetensors"
 
 
 def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], Tensors]]:
-    """Return the fields and tensors of each request of a section, from the bundle's files."""
     manifest = json.loads((folder / "manifest.json").read_text())["capabilities"]
     tensors = load_file(folder / f"{section}.safetensors") if manifest[section]["inputs"] else {}
     return {
@@ -86,7 +85,6 @@ def answer(folder: Path) -> Tensors:
 
 
 def each_alone(forward: Any, tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return the logits of packed documents, computed by one forward pass for each document."""
     return np.stack(
         [
             np.concatenate([forward.logits(tokens=row[None, of == number])[0] for number in range(of.max() + 1)])
@@ -228,12 +226,10 @@ def test_a_right_port_agrees(exported: Callable[..., Any], judged: Callable[...,
 
 
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
-    """Apply `change` to the gradients whose name contains `part`."""
     return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}
 
 
 def without(tensors: Tensors, part: str) -> Tensors:
-    """Return the tensors whose names do not contain `part`; `$` matches the end of a name."""
     return {name: value for name, value in tensors.items() if part not in f"{name}$"}
 
 
@@ -378,8 +374,6 @@ tensors = answer(bundle)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    """Return a function that writes `PROGRAM` and more code to a file and returns the command to run it."""
-
     def command(rest: str) -> str:
         (tmp_path / "port.py").write_text(PROGRAM + rest)
         return shlex.join([sys.executable, str(tmp_path / "port.py")])

@@ -73,7 +73,6 @@ def not_refused(rows: dict[str, Row], original: Path, tmp_path: Path, read: Call
 
 
 def sign(folder: Path, manifest: dict[str, Any]) -> None:
-    """Update the digests in a manifest as a forger would, and write the manifest."""
     if isinstance(manifest.get("sha256"), dict):
         manifest["sha256"] |= {name: digest(folder / name) for name in manifest["sha256"] if name in files_of(SECTIONS)}
         manifest["sha256"][MANIFEST] = own_digest(manifest)
@@ -97,8 +96,6 @@ def put(place: str, value: Any) -> Change:
 def tensors(
     file: str, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], *, signed: bool = True
 ) -> Change:
-    """Change the tensors in a file, and update the digests unless `signed` is False."""
-
     def changed(folder: Path) -> None:
         found = {name: np.ascontiguousarray(value) for name, value in change(load_file(folder / file)).items()}
         save_file(found, folder / file)
@@ -113,8 +110,6 @@ def one(file: str, name: str, change: Callable[[np.ndarray], np.ndarray], *, sig
 
 
 def config(**fields: Any) -> Change:
-    """Change fields of config.json, and update the digests."""
-
     def change(folder: Path) -> None:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))

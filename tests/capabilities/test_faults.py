@@ -121,7 +121,6 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
 
 
 def acts(fault: SimulatedFault, way: Way, request: Any) -> bool:
-    """Return whether the fault changes the answer to a request."""
     if way in BEAMS.ways:
         found, expected = simulated_beams(fault.simulate, request), simulated_beams(beam_search, request)
         return not all(map(np.array_equal, found, expected))

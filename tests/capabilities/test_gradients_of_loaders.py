@@ -48,14 +48,11 @@ def claim(report: Report) -> str | None:
 
 
 def detached(model: Any) -> Any:
-    """Stop the gradient at one value projection."""
     model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda module, given, value: value.detach())
     return model
 
 
 def doubled(model: Any) -> Any:
-    """Double the gradient through one feed-forward."""
-
     def twice(module: Any, given: Any, value: Any) -> None:
         if value.requires_grad:
             value.register_hook(lambda gradient: 2 * gradient)

@@ -127,7 +127,6 @@ NO_GRADIENT = "with a seed, the port returns no gradient of the parameter's shap
 
 
 def gradients_of(build: Callable[..., Any], config: TransformerConfig) -> CapabilityResult:
-    """Compare only the gradients, on one probe."""
     probe = Probe("config", "mixed", "", config, probe_parameters(config), mixed_inputs(config))
     logits = {"mixed": probe.oracle.expected["logits"].astype(np.float32)}
     port = BuiltPort(build, build(config, dict(probe.parameters)))

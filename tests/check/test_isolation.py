@@ -193,7 +193,6 @@ class Chatty(Gpt2):
 
 
 def started(folder: Path, name: str, *options: str, terminal: bool = False) -> subprocess.Popen[str]:
-    """Start a check of a port from the command line; with `terminal`, the check shows its progress."""
     (folder / "port.py").write_text(PORT if name in PORT else CHATTY)
     (folder / "config.json").write_text(GPT2.to_json())
     shown = {"TTY_COMPATIBLE": "1", "COLUMNS": "200"} if terminal else {}

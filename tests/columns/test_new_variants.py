@@ -27,14 +27,12 @@ def rows(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decoder(**fields: Any) -> TransformerConfig:
-    """Return a decoder of bytes, with one layer of the made-up mixer and one of attention."""
     fields = {"target_vocab_size": 256, "rotary_scaling": "root", "rotary_factor": 3.0} | fields
     kinds = {"layer_types": ("mean", "full"), "layer_overrides": {"mean": {"mixer": "mean"}}}
     return tiny(**SIZES, **kinds, **fields, num_decoder_layers=2)
 
 
 def encoder() -> TransformerConfig:
-    """Return an encoder that reads the made-up input `features`."""
     given: dict[str, Any] = {"architecture": "encoder", "target_vocab_size": None, "num_encoder_layers": 1}
     return tiny(**SIZES, **given, mel_bins=3, num_frames=6, head="hidden", rotary_scaling="root", rotary_factor=3.0)
 

@@ -25,7 +25,6 @@ SOURCE, TARGET = torch.tensor([[3, 4, 5, 6], [6, 5, 4, 0]]), torch.tensor([[1, 7
 
 
 def loaded(case: str) -> tuple[Transformer, Probe, dict[str, Tensor]]:
-    """Return a model in evaluation mode with a probe's parameters, and the probe's inputs as tensors."""
     probe = probes_of(MODELS[case], case)["mixed"]
     model = Transformer(probe.config).eval()
     model.load_state_dict({name: torch.as_tensor(value) for name, value in probe.parameters.items()})

@@ -69,7 +69,6 @@ def words_for(field: str) -> frozenset[str]:
 
 
 def text_of(folder: str, *names: str) -> str:
-    """Return the text of a folder's Python and TOML files, or only of the files `names`."""
     every = [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".toml")]
     files = [ROOT / folder / name for name in names] or every
     assert files, f"{folder} has no Python files"

@@ -44,7 +44,6 @@ def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesi
 
 
 def computed(probes: dict[str, Probe], *faults: tuple[str, str]) -> dict[str, Arrays]:
-    """Return the float32 activations of a port with faults in all of its layers."""
     made = {name: [everywhere(probe, *fault)[0] for fault in faults] for name, probe in probes.items()}
     return {
         name: {tap: value.astype(np.float32) for tap, value in walk(probe, {}, made[name]).items()}

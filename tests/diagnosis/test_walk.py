@@ -123,7 +123,6 @@ ROUTER = "decoder.layers.1.feed_forward.router.weight"
 
 @functools.cache
 def probe(*, tied: bool = True, case: str = "mixtral") -> Probe:
-    """Return a probe whose last layer has two experts with almost equal scores for every token."""
     config = CASES[case]
     parameters = probe_parameters(config)
     if tied:

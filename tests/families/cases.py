@@ -14,7 +14,6 @@ class Case(NamedTuple):
 
 
 def _with_null(value: Any) -> Any:
-    """Replace the string "null" by None, because TOML has no null."""
     if isinstance(value, dict):
         return {key: _with_null(each) for key, each in value.items()}
     if isinstance(value, list):

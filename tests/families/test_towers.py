@@ -46,7 +46,6 @@ def pair(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def projected(model: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the projected features of texts or images, from transformers."""
     with torch.no_grad():
         if "pixels" in inputs:
             pixels = torch.from_numpy(inputs["pixels"]).to(next(model.parameters()).dtype)

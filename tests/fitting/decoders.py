@@ -114,7 +114,6 @@ class Every(nn.Embedding):
 
 
 def whole() -> Decoder:
-    """Return a decoder that always processes the maximum number of positions."""
     model = Decoder()
     model.transformer.wpe = Every(PLACES, WIDTH)
     return model

@@ -46,7 +46,6 @@ def like(config: TransformerConfig, *besides: str) -> dict[str, Any]:
 
 
 def drawn(expected: Mapping[str, Any] | None = None, /, **changes: Any) -> Found:
-    """Return the row for a GPT with changed fields, which `fit` must find."""
     config = dataclasses.replace(CONFIG, **changes)
     return Found(lambda: module(config), changes if expected is None else expected)
 
@@ -74,7 +73,6 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_hub(name: str, kind: Any = None, **fields: Any) -> Any:
-    """Return a transformers model with the configuration in a row of hub.toml and with random weights."""
     kind = kind or getattr(hub, HUB[name]["class"])
     return kind(kind.config_class(**plain(HUB[name]["config"]) | fields))
 

@@ -35,13 +35,11 @@ def refused(result: Result) -> str:
 
 
 def checked(folder: Path, source: str, *options: str) -> Result:
-    """Check a correct port whose file continues with `source`."""
     (folder / "port.py").write_text(RIGHT + source)
     return invoke("check", f"{folder / 'port.py'}:build", "--preset", "notes-lm", "--logits-only", *options)
 
 
 def calling(does: str) -> str:
-    """Return the source of a port that runs the statement `does` in its forward pass."""
     return f"\ndef build(config, parameters):\n    def port(**tokens):\n        {does}\n    return port\n"
 
 

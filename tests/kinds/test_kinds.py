@@ -47,7 +47,6 @@ def made(port: str, old: str = "", new: str = "") -> Any:
 
 @cache
 def folder(path: Path) -> Path:
-    """Write a small Llama in bfloat16, in several files."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=64)

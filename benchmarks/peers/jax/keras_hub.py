@@ -27,7 +27,6 @@ RENAMED = {
 
 
 def model_of(config: TransformerConfig) -> Any:
-    """Return a model that maps tokens (and, with an encoder, source tokens) to logits."""
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("tokens", "source")}
     memory = stack(config, "encoder", inputs["source"]) if config.has_encoder else None
     x = stack(config, "decoder", inputs["tokens"], memory)

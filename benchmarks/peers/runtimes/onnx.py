@@ -19,7 +19,6 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def exported(task: Task) -> str:
-    """Return the path of the ONNX file, and write the file if it does not exist."""
     path = Path(task.folder, FILE)
     if not path.exists():
         command = [sys.executable, "-m", "benchmarks.peers.runtimes.onnx", task.folder]
@@ -60,7 +59,6 @@ def reference(task: Task) -> Run:
 
 
 def onnx_runtime(task: Task) -> Run:
-    """Build the run with ONNX Runtime on a CPU, with the given number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -58,7 +58,6 @@ def attend_sdpa(layer, q, k, v):
 
 
 def attend_added(layer, q, k, v):
-    """Attend with repeated keys and values, and with a mask that adds −∞."""
     groups = q.size(1) // k.size(1)
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))

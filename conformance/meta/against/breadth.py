@@ -119,7 +119,6 @@ def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Run the stages of a class in a limited process; return the last stage, and why the next stage failed."""
     fork = multiprocessing.get_context("fork")
     answer, why = alone(fork, SECONDS, staged, model_type, name, memory=BYTES)
     answer = answer or {"stage": "listed", "reason": ""}

@@ -57,7 +57,6 @@ def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
-    """Write `port.py`, a copy of the modeling file of a class, into `folder`; return its path."""
     path = folder / "port.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(standalone(model) if changed_text is None else changed_text)

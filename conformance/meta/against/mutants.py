@@ -58,7 +58,6 @@ class Family:
     expected: Mapping[str, Tensor]
 
     def differences(self, text: str) -> dict[str, float] | None:
-        """Return the error of a port's output for each input, or None if the port raises."""
         try:
             found = outputs(loaded(text, self.folder), self.calls)
         except CRASHES:

@@ -37,7 +37,6 @@ OPTION = re.compile(r"mask|past|cache|config|kwargs|ids|use_|output_")
 
 
 def key_of(node: ast.AST) -> Key:
-    """Return the position of a node in the source: (first line, first column, last line, last column)."""
     place: Any = node
     return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
 
@@ -66,7 +65,6 @@ class Site:
 
 
 def _is_read(node: ast.AST) -> bool:
-    """Return whether a node reads a variable, or an attribute of the module."""
     is_own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
     return (isinstance(node, ast.Name) or is_own) and isinstance(getattr(node, "ctx", None), ast.Load)
 

@@ -46,7 +46,6 @@ def attacked(attack: Bug) -> dict[str, Any]:
 
 
 def is_let_through(answer: Answer) -> bool:
-    """Return whether a user would believe, from the verdict or the exit code, that the port is right."""
     return answer["code"] not in (1, 2, 3)
 
 

@@ -56,7 +56,6 @@ class Planted:
         return f"{self.family}, {self.name}: {self.new.strip().splitlines()[0] if self.new.strip() else 'removed'}"
 
     def written(self, folder: Path) -> Path:
-        """Write the loader with the fault; raise `PoolError` unless `old` occurs exactly once."""
         return edited_copy(FOLDER / f"{self.loader}.py", folder, self.old, self.new)
 
     def run(self) -> dict[str, Any]:

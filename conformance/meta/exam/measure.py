@@ -25,7 +25,6 @@ IMPORTED = {"transformers": "transformers.modeling_utils"}
 
 
 def context_of(bug: Bug) -> Any:
-    """Return a context whose processes have already imported the slow modules, unless the bug is in such a module."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
@@ -35,7 +34,6 @@ def context_of(bug: Bug) -> Any:
 
 
 def answer_of(bug: Bug, way: str) -> dict[str, Any]:
-    """Check code with a bug; `way` is the module of `meta.exam` that runs the checker."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         result, why = alone(context_of(bug), TIMEOUT, run.results, bug.id, str(Path(folder).resolve()), way)
     if result is None:  # the exam itself failed, not the port

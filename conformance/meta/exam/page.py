@@ -32,7 +32,6 @@ Rows = Mapping[str, Row]
 
 
 def read(file: Path = FILE) -> dict[str, Row]:
-    """Return the published results by id, without rows of removed bugs."""
     found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return {name: told(name) | dict(row) for name, row in found.items() if name in exam()}
 
@@ -78,7 +77,6 @@ def percent(share: Share) -> str:
 
 
 def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
-    """Return, for the checker and for each rule, the share of detected bugs and the share of rejected correct ports."""
     found = judgments(rows)
     own = {share.title: share for share in scores(found)}
     alone = own["controls and twins accepted"]

@@ -61,7 +61,6 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """Return the names of failed rules; `port` and `right` are logits by the number of tokens."""
     return [name for name, rule in RULES.items() if not _passes(rule, port[rule.tokens], right[rule.tokens])]
 
 

@@ -114,5 +114,4 @@ def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: n
 
 
 def results(name: str, folder: str, way: str = "run") -> Iterator[dict[str, Any]]:
-    """Yield the result for one bug; `way` is the module that runs the checker."""
     yield importlib.import_module(f"meta.exam.{way}").result_of(exam()[name], Path(folder))

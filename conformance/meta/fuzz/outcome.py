@@ -83,7 +83,6 @@ def unreadable(sentence: str) -> str:
 
 
 def peak() -> float:
-    """Return the peak memory of this process, in megabytes."""
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 

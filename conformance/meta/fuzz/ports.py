@@ -118,7 +118,6 @@ def port_call(draw: Draw, folder: Path) -> str:
 
 
 def port_check(draw: Draw, folder: Path) -> str:
-    """Run a whole check of a wrong port, which must not agree."""
     report = check(drawn_build(draw), config=TINY, budget=SEARCH)
     if report.verdict == "agrees":
         raise WrongAnswerError("the checker agrees with a wrong port")

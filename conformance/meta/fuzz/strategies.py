@@ -56,7 +56,6 @@ def repeated(data: Data) -> SearchStrategy[Data]:
 
 
 def texts(fields: Any) -> SearchStrategy[str]:
-    """Return a strategy for JSON texts of `fields`: mostly valid, else with an error or a repeated key."""
     text = json.dumps(fields)
     wrong = st.sampled_from((",", "::", ": [", "\0", "1e999", "-0", "NaN", "9" * 5000, "1.", "0x1", "[" * 10**5))
     twice = st.just(text[:-1] + "," + text[1:])

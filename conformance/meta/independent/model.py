@@ -67,7 +67,6 @@ class Model:
         return self.tap("logits", self.head(x))
 
     def read(self, given: Any) -> Tensor:
-        """Return the images or tokens that a model with one stack reads."""
         found: Tensor = given["pixels" if self.c.patch_size else "tokens"]
         return found
 
@@ -116,11 +115,9 @@ class Model:
         return (torch.arange(keys) <= where[..., None])[:, None]
 
     def cached(self, where: Tensor, keys: int) -> Tensor:
-        """Return the causal mask of all keys in the cache, for new tokens at positions `where`."""
         return self.causal(where, keys)
 
     def continued(self, where: Tensor) -> Tensor:
-        """Return the positions of new tokens after the cached ones."""
         return where
 
     def frames(self, mel: Tensor) -> Tensor:
@@ -225,7 +222,6 @@ class Model:
         return self.facts(i).sliding_window
 
     def facts(self, i: int) -> Any:
-        """Return the fields of layer `i`, as attributes."""
         kinds = self.c.layer_types
         own = self.c.layer_overrides.get(kinds[i % len(kinds)], {}) if kinds else {}
         return SimpleNamespace(**{**vars(self.c), **own})
@@ -346,12 +342,10 @@ class Model:
         return torch.where(kept[..., None], groups, -torch.inf).flatten(-2)
 
     def shared(self, at: str, x: Tensor) -> Tensor:
-        """Apply the shared expert, which processes every token."""
         y = self.dense_feed(f"{at}.shared_expert", x)
         return torch.sigmoid(self.dense(f"{at}.shared_expert_gate", x)) * y if self.c.shared_expert_gate else y
 
     def quiet(self, at: str, x: Tensor) -> Tensor:
-        """Apply a feed-forward without taps."""
         up = self.dense(f"{at}.up", x)
         return self.dense(f"{at}.down", self.gated(self.dense(f"{at}.gate", x), up) if self.c.gated else self.act(up))
 
@@ -423,7 +417,6 @@ class Model:
         return step if most is None else torch.minimum(step, torch.tensor(most, dtype=step.dtype))
 
     def gate(self, at: str, y: Tensor, x: Tensor) -> Tensor:
-        """Apply the gate, then an RMSNorm over the features of each group."""
         z = self.dense(f"{at}.gate", x)
         groups = (y * z / (1 + torch.exp(-z))).unflatten(-1, (self.c.recurrent_key_heads, -1))
         size = (groups.pow(2).mean(-1, keepdim=True) + self.c.norm_eps).sqrt()
@@ -468,7 +461,6 @@ class Model:
         return self.tap(f"{at}.{role}_convolved", F.silu(y.transpose(1, 2)) * real)
 
     def low(self, at: str, role: str, x: Tensor) -> Tensor:
-        """Return the normalized latent of queries, or of keys and values."""
         x = self.dense(f"{at}.{role}_latent", x)
         gain = self.p[f"{at}.{role}_latent_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
         return self.tap(f"{at}.{role}_latent", self.rms(x, gain))
@@ -491,7 +483,6 @@ class Model:
         return self.placed(at, "key", key, where), self.tap(f"{at}.value", self.split(f"{at}.value", y, self.key_heads))
 
     def remember(self, past: Cache, at: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values to a layer's cache, and return all cached ones."""
         if at in past:
             key, value = torch.cat([past[at][0], key], 2), torch.cat([past[at][1], value], 2)
         past[at] = (key, value)
@@ -524,7 +515,6 @@ class Model:
         return float(max(value, lowest))
 
     def weigh(self, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
-        """Return the context of attention (batch, heads, length, head_dim)."""
         shared = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scores = self.tap(f"{at}.scores", self.scores(query, key, bias))
@@ -547,7 +537,6 @@ class Model:
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def wide(self) -> torch.dtype:
-        """Return the precision for sums, which is at least float32."""
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
     def frequencies(self, where: Tensor) -> Tensor:
@@ -595,6 +584,5 @@ class Model:
 
 
 def tokens(value: Any) -> Tensor:
-    """Convert token ids and masks to int64; return images and audio unchanged."""
     found = torch.as_tensor(np.asarray(value))
     return found if found.is_floating_point() else found.long()

@@ -30,14 +30,12 @@ class Port(Model):
         return self.run(**{name: tokens(value) for name, value in inputs.items() if value is not None})
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Return the mean cross-entropy of the targets that are not padding."""
         logits, wanted = self.aligned(self.logits(**inputs), tokens(targets))
         each = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
         real = torch.ones_like(wanted) if self.c.pad_id is None else wanted != self.c.pad_id
         return self.reduced(each, real)
 
     def aligned(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and the target tokens aligned with them."""
         return logits, targets
 
     def reduced(self, each: Tensor, real: Tensor) -> Tensor:
@@ -78,7 +76,6 @@ class Port(Model):
         return cache
 
     def next_logits(self, ids: Tensor, lengths: Tensor, source: Any) -> Tensor:
-        """Return the logits after the last token of each row, computed from the last `max_length` tokens."""
         begin = self.cropped(lengths)
         window = begin[:, None] + torch.arange(min(self.c.max_length, int((lengths - begin).max())))
         return self.last_logits(self.rerun(ids.gather(1, window), source), lengths - begin)
@@ -162,7 +159,6 @@ class Port(Model):
         return logits / sampling.temperature
 
     def likeliest(self, top_k: int) -> int:
-        """Return the number of tokens that top-k keeps."""
         return top_k
 
     def beyond(self, share: Tensor, top_p: float) -> Tensor:

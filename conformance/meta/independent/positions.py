@@ -87,7 +87,6 @@ def bucket(distance: Tensor, buckets: int, farthest: int, *, both: bool) -> Tens
 
 
 def slopes(heads: int) -> list[float]:
-    """Return the ALiBi slope of each head."""
     power = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     more = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]

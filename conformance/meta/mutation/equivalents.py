@@ -56,7 +56,6 @@ def equivalents() -> tuple[Equivalent, ...]:
 
 
 def mutants_of(entry: Equivalent) -> list[Mutant]:
-    """Return the mutants of the column's current file whose changed line equals `entry.becomes`."""
     return [mutant for mutant in _mutants_of(entry.column, entry.file) if mutant.becomes == entry.becomes]
 
 

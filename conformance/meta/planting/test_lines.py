@@ -20,7 +20,6 @@ COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
 
 
 def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
-    """Yield a plant and its row for each column, for the rows of `table` with a `case`."""
     for row in (row for row in rows(META / f"planting/{table}s.toml", table) if "case" in row):
         for column in COLUMNS:
             text = row.get(column.removeprefix("transparity_"), row)

@@ -137,7 +137,6 @@ class Bug:
 
     @property
     def is_in_loader(self) -> bool:
-        """Return whether the bug is in the loader, so that no line of the forward pass is wrong."""
         return self.file.startswith("subjects/")
 
     @property
@@ -199,7 +198,6 @@ LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 
 def read(path: Path) -> list[Bug]:
-    """Return the bugs of a TOML file; top-level fields are defaults for every bug."""
     return [_bug(path.stem, row) for row in rows(path, "bug")]
 
 

@@ -148,7 +148,6 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
 
 
 def place_of(fault: Fault) -> str:
-    """Return the tap of a fault; if only the logits show the fault, return the tap of its cause."""
     at = fault["causes"][0]["at"] if fault["causes"] else ""
     return str(at or fault["where"])
 
@@ -232,7 +231,6 @@ def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and each cause has alternatives or explains only a part of the error."""
     certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
     return is_detected(bugs, answer) and all(map(_remains, certain))
 

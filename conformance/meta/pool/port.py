@@ -137,7 +137,6 @@ def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
 
 
 def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether each bug changes the results, both alone and together with all other bugs."""
     if len(bugs) == 1:
         return differ(case, (), bugs)
     others = (tuple(bug for bug in bugs if bug is not one) for one in bugs)

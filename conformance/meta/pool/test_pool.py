@@ -120,7 +120,6 @@ SCALE, BIAS = pool()["attention-scale-none"], pool()["bias-dropped-up-of-one-lay
 
 
 def answer(*places: tuple[str, str], tied: tuple[str, ...] = (), residual: float = 0.0) -> dict[str, Any]:
-    """Return an answer with divergences at `places` (tap, first cause or ""); `tied` lists indistinguishable causes."""
     faults = []
     for where, name in places:
         causes = [{"mistake": name, "says": name, "at": "", "residual": residual}] if name else []

@@ -55,7 +55,6 @@ class Sharded(Port):
         return {**shown, "logits": logits} if self.plan.endswith("taps") else logits
 
     def ignored(self) -> int:
-        """Return the target id that the loss ignores."""
         return -100 if self.c.pad_id is None else self.c.pad_id
 
 
@@ -107,7 +106,6 @@ class TensorParallel(Sharded):
         return super().weigh(at, query, key, value, keep, bias)
 
     def dense(self, name: str, x: Tensor) -> Tensor:
-        """Apply a linear layer whose outputs or inputs are sharded."""
         if name.endswith(COLUMNS):
             return super().dense(name, copied(x))
         bias = self.p.get(f"{name}.bias")

@@ -62,15 +62,12 @@ def copied(x: torch.Tensor) -> torch.Tensor:
 
 
 def reduced(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of `x` over the ranks; each rank's gradient is passed on unchanged."""
     return _exchanged(x, summed, lambda gradient: gradient)
 
 
 def gather(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the concatenated shards of all ranks; each rank receives the gradient of its own shard."""
     return _exchanged(x, lambda x: gathered(x, dim), lambda gradient: own(gradient, dim))
 
 
 def scatter(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the shard of this rank; the gradients of all ranks are concatenated."""
     return _exchanged(x, lambda x: own(x, dim).clone(), lambda gradient: gathered(gradient, dim))

@@ -71,7 +71,6 @@ WRONG = tuple(Case(ranks=ranks, **row) for ranks in (2, 4) for row in rows(HERE 
 
 @contextlib.contextmanager
 def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
-    """Yield a build that runs one port after another in the same `ranks` processes."""
     with contextlib.closing(isolated_build(spec, TIMEOUT, ranks=ranks)) as build:
         yield build
 

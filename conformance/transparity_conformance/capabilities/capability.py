@@ -70,7 +70,6 @@ class BuiltPort:
     """The built ports for calls with other lengths or sizes than the probes, by the `id` of the parameters."""
 
     def of(self, probe: Probe) -> Any:
-        """Return the built port for a probe's model. All probes of the forward pass share one model."""
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
@@ -98,7 +97,6 @@ class ForwardPass:
 
     @property
     def key(self) -> str:
-        """The name of the first probe."""
         return next(iter(self.probes))
 
     @property
@@ -224,7 +222,6 @@ class Way:
     """A function that returns requests which no bundle contains, such as requests with other batch sizes."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """Return all requests to a port in this process, except requests that the checker cannot judge."""
         requests = {**self.requests(forward), **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 

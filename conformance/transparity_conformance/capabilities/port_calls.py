@@ -65,7 +65,6 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a port's function; None if Python finds no signature, as for some compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:

@@ -228,7 +228,6 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return each rank's part of a sharded value. For another placement, return the whole value for each rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

@@ -103,7 +103,6 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations for a checkpoint. If the port is a model file, apply the file's limits."""
         if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return

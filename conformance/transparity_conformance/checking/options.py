@@ -62,7 +62,6 @@ class Options:
 
     @property
     def given(self) -> set[str]:
-        """The names of the options that the user gave, in the form that `RULES` uses."""
         given = {f"--{each.name.replace('_', '-')}": getattr(self, each.name) for each in fields(self)}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "--set": self.changes}
         given |= {"sections": self.sections, "PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}

@@ -40,7 +40,6 @@ class System:
     model_type: str | None = None
     """The family whose folders a loader reads; None for a `build`."""
     dtype: str | None = None
-    """The precision of an artifact; None if the user chooses the precision."""
     not_compared: tuple[str, ...] = ()
     """Lines for the report about the limits of an artifact."""
 
@@ -51,7 +50,6 @@ class System:
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
-    """Yield the named presets and the configuration in a file; without either, yield all presets."""
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
@@ -71,7 +69,6 @@ def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str 
 
 
 def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
-    """Yield a checkpoint with its weights; for a loader, also a small model of the same configuration."""
     name, config = checkpoint.model_type, checkpoint.config
     yield System(name, config, checkpoint.parameters, name if for_loader else None)
     if for_loader:
@@ -106,7 +103,6 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """Return a preset (small if `resized`), a family's small model, or the configuration in a JSON file."""
     if label(name) == "config":
         return _read(Path(name))
     if name in templates() and name not in PRESETS:
@@ -157,7 +153,6 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration with sizes for `ranks` ranks; return the user's own configuration unchanged."""
     return config if ranks == 1 or name == "config" else divisible(config, ranks)
 
 

@@ -98,7 +98,6 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def drafted(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """Convert a configuration to config.json, without testing whether the fields describe the whole configuration."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
     except TransparityError:
@@ -114,7 +113,6 @@ def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, 
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that tests whether a family can express a configuration; for None, it always returns True."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)

@@ -59,7 +59,6 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets this folder instead of a float32 copy."""
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -169,7 +168,6 @@ class Opened:
 
     @property
     def stored_as(self) -> str:
-        """Return the format of matrices with scales; empty if no matrix has scales."""
         return "" if self.quantised is None else STORED_AS[str(self.quantised["quant_method"])]
 
     @property
@@ -347,7 +345,6 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """Return the parameters in `shapes` that each tensor contains."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()
@@ -357,7 +354,6 @@ def parts_in(
 
 
 def _owner(config: TransformerConfig, name: str) -> str:
-    """Return the name under which a parameter is stored. For example, a tied head is stored as the token embedding."""
     if name == "head.weight" and config.has_tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:

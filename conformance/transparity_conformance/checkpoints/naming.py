@@ -124,7 +124,6 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the name of the first tensor that contains a parameter; if no tensor does, return the parameter's name."""
     found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 

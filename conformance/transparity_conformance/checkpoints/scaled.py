@@ -38,7 +38,6 @@ class TensorBytes:
 
 
 def tensor_bytes(path: Path, name: str) -> TensorBytes:
-    """Return the entry of a tensor in a safetensors file whose header was checked."""
     found = path.stat()
     return _entries(path, found.st_mtime_ns, found.st_size)[name]
 

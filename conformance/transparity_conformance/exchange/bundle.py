@@ -54,7 +54,6 @@ class Section:
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """Return the tensors of all requests; their names have the form `{request}/{tensor}`."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -77,7 +76,6 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return `sections`, and the sections that each of `sections` needs, in the order of `CAPABILITIES`."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"A bundle has no section {name!r}; expected one of {', '.join(CAPABILITIES)}.")
@@ -173,11 +171,9 @@ class Bundle:
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """Return the inputs of a probe as the bundle stores them. For a checkpoint, add a mask, as a tokenizer does."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
-        """Return the entry of a probe in the manifest, without tolerances."""
         inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
         return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(shapes_of(probe.config, probe.inputs)))
 

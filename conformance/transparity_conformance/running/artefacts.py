@@ -22,11 +22,9 @@ HUB = Runtime("hub", "transformers")
 """The runtime for a Hugging Face folder, whose config.json contains the configuration."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-"""The names of the two files of an exported encoder-decoder."""
 
 
 def runtime_of(port: str | None) -> Runtime | None:
-    """Return the runtime for the model file or folder that `port` names. Return None for functions."""
     if port is None:
         return None
     path = Path(port)

@@ -224,7 +224,6 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """Return the number of required positional arguments; None if the number is unknown."""
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

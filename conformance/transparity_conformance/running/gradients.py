@@ -198,7 +198,6 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two matrices are equal; compare the first rows first, to save time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
 
@@ -218,7 +217,6 @@ class Lines:
     matrix: tuple[int, int]
     is_columns: bool
     hashes: np.ndarray
-    """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
         """Return the rows or columns of another tensor of the same shape, as rows of a matrix."""

@@ -106,7 +106,6 @@ class HubBuild:
 
 @contextlib.contextmanager
 def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
-    """Yield a `HubBuild` in this process, and remove its temporary folders after the context."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         yield HubBuild(load, model_type, root)
 

@@ -89,7 +89,6 @@ FRAMEWORKS = {
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:
-    """Return whether `model` is an instance of a framework's class; do not import the framework."""
     kind = getattr(sys.modules.get(package), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
 

@@ -104,7 +104,6 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """Return a clause about an exception during an import. For a `SyntaxError`, the clause contains the line number."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -139,7 +138,6 @@ def load_artefact(port: str, runtime: Runtime) -> Any:
 
 
 def read_with(function: Callable[..., Any], what: str, *args: Any, **named: Any) -> Any:
-    """Call a library that reads an exported model; if reading fails, raise `LoadError` with `what` and the reason."""
     try:
         return call_port(function, *args, **named)
     except PortCallError as error:

@@ -134,7 +134,6 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
-"""Matches the names of operations on quantized values."""
 
 
 def weights_dtype(path: Path) -> str:

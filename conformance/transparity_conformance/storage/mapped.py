@@ -22,7 +22,6 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 def blocks_of(value: Any) -> Iterator[np.ndarray]:
-    """Yield the blocks of a matrix in a file, or an array as a whole."""
     if isinstance(value, Mapped):
         yield from (block for _, block in value.blocks())
     else:
@@ -30,7 +29,6 @@ def blocks_of(value: Any) -> Iterator[np.ndarray]:
 
 
 def have_equal_numbers(one: Any, other: Any) -> bool:
-    """Return whether two arrays are equal; if both are in files, compare block by block."""
     both = isinstance(one, Mapped) and isinstance(other, Mapped) and one.is_transposed == other.is_transposed
     if not both or one.shape != other.shape:
         return np.array_equal(one, other)

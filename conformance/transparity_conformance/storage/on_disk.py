@@ -57,7 +57,6 @@ class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
 
 
 def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:
-    """Return the arrays with these `names`; do not read lazy arrays."""
     if isinstance(arrays, dict):
         return {name: arrays[name] for name in names}
     return Lazy(names, arrays.__getitem__)

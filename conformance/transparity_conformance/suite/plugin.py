@@ -69,7 +69,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add the ledger of an xdist worker to the controller's ledger."""
     if sent := getattr(node, "workeroutput", {}).get("transparity"):
         node.config.stash[LEDGER].add(pickle.loads(sent))
 

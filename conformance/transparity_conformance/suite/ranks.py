@@ -139,7 +139,6 @@ def _serve(connection: Connection, state: State, variables: dict[str, str]) -> N
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error if it can be pickled; otherwise, return a `RanksError` with the error's message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - any error of a framework

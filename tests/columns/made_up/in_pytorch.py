@@ -36,7 +36,6 @@ class MeanOfPast(nn.Module):
 
 
 def feature_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return the linear map of `embed_features`."""
     return {"feature_projection": nn.Linear(config.mel_bins or 0, config.embed_dim)}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def tables(subject: str) -> dict[str, Any]:
-    """Return the `config` and the parameter `names` of a subject, from its TOML file."""
     return tomllib.loads(Path(__file__).with_name(f"{subject}.toml").read_text(encoding="utf-8"))
 
 

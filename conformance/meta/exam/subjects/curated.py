@@ -36,7 +36,6 @@ def load_bert(folder: str, kind: Any = BERTEncoder) -> Any:
 
 
 def load_roberta(folder: str) -> Any:
-    """Build RoBERTa."""
     return load_bert(folder, RoBERTaEncoder)
 
 

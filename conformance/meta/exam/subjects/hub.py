@@ -33,7 +33,6 @@ translator, eager_translator = _loader("AutoModelForSeq2SeqLM"), _loader("AutoMo
 
 
 def named(folder: str) -> Any:
-    """Load the class that config.json names."""
     name = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return getattr(transformers, name).from_pretrained(folder)
 

@@ -65,7 +65,6 @@ def load_llama(folder: str) -> Any:
 
 
 def load_qwen3(folder: str) -> Any:
-    """Load Qwen3."""
     c, tensors = _read(folder)
     cfg = _settings(c) | {"head_dim": c["head_dim"], "qk_norm": True}
     model = Qwen3Model(cfg)

@@ -172,7 +172,6 @@ def _decoded(port: BuiltPort, key: str, request: StepRequest, *, masks_past: boo
 
 
 def as_logits(answer: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """Convert the answer to the request `name` to logits; raise `TypeError` for another shape or dtype."""
     logits = as_numbers(answer)
     if logits.shape != shape or logits.dtype.kind != "f":
         given = f"the logits have the shape {logits.shape} and the dtype {logits.dtype}"
@@ -191,7 +190,6 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
 
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
-    """Call a port's `step`; return (logits, cache), or raise `TypeError` for another result."""
     result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"step returned {shown(result)}; expected the pair (logits, cache)")

@@ -21,7 +21,6 @@ from transparity_numpy.decoding.generation import filter_logits
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Return the new tokens (batch, steps) of all rows; `steps` is the number of new tokens in the longest row."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 

@@ -105,7 +105,6 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return the oracle of the losses and the learned parameters. With `fault`, the reference has this fault."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 

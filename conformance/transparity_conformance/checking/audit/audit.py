@@ -22,7 +22,6 @@ FIELDS, TENSORS = "loader.fields", "loader.tensors"
 
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
-    """Audit whether a port reads all tensors; with `with_fields`, also whether it follows all fields."""
     began = time.monotonic()
     options = (port, config, dtype, progress)
     tensors, fields = tuple(audited_tensors(*options)), tuple[AuditedField, ...]()

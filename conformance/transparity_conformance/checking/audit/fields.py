@@ -80,7 +80,6 @@ class AuditProbe(Probe):
 
 
 def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """Return the logits of the reference; None if the parameters do not fit the configuration."""
     shapes = parameter_shapes(config)
     if any(name not in parameters or parameters[name].shape != shapes[name] for name in shapes):
         return None
@@ -121,7 +120,6 @@ class Audited:
 
 
 def audited_of(build: Port) -> Audited:
-    """Prepare a port for the audit. The port is a loader of a family, or a `build(config, parameters)`."""
     if isinstance(build, HubBuild | IsolatedBuild) and build.model_type is not None:
         return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"), build.reported)
     return Audited(functools.partial(_edited, build), None, ("config", "parameters"))

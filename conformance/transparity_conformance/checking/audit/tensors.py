@@ -117,13 +117,11 @@ def _counts(probe: AuditProbe, name: str) -> bool:
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """Return the call with other values in the named parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
 
 def kind_of(name: str) -> str:
-    """Replace the first number in a tensor's name, which is the layer's number, by `{i}`."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 

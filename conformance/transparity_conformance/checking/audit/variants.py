@@ -106,7 +106,6 @@ class Variant:
     """The new value as JSON, or `absent`. If the rotary fields have another form, the text also describes this form."""
     config: TransformerConfig
     before: TransformerConfig
-    """The configuration of a port that ignores the change."""
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None
@@ -174,7 +173,6 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """Return the names of the fields that differ. Fields whose values follow from other fields come last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
     # For example, `layer_types` follows from the number of layers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")

@@ -49,7 +49,6 @@ class GgufCheck:
         self.file = read_gguf(Path(options.spec))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
-        """Yield the checkpoint; raise `UsageError` if the file has another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
         yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 

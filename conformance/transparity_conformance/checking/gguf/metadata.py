@@ -113,7 +113,6 @@ def _is_same(value: float, right: float | None) -> bool:
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that needs no tolerance, such as a missing key. The error of this fault is infinite."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
@@ -200,7 +199,6 @@ class GgufTensor:
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Return the tensor in float32; raise `LoadError` if the gguf library cannot dequantize the tensor's type."""
         what = f"{self.name} has the type {self.kind.name}, which gguf cannot read"
         found = read_with(gguf.dequantize, what, self.data, self.kind)
         return np.asarray(found, np.float32).reshape(self.shape)

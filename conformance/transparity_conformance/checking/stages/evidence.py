@@ -108,13 +108,10 @@ class Evidence(LastReport):
     repeated: ClaimResult
     """The claim that two runs of the port return equal results."""
     form: AnswerForm | None = None
-    """The form of the port's results, if they are not plain logits."""
     recorded: RecordedPort = NOT_ASKED
     """The operations of a port with wrong logits, if they were recorded."""
     answer: Answer | None = None
-    """The wrong logits of a recorded port, and the faults that each reproduce these logits."""
     is_wrong_reported: bool = False
-    """Whether `located` already got a report on a wrong result."""
     one_rank: RanksComparison | None = None
     """The comparison of several ranks with one rank that runs the same code."""
 
@@ -145,7 +142,6 @@ class Evidence(LastReport):
         return self.group is not None
 
     def has_logits(self) -> bool:
-        """Return whether the port's results contain the logits of all positions."""
         return self.form is None or self.form.has_all_logits
 
     @property
@@ -157,7 +153,6 @@ class Evidence(LastReport):
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
-        """Return whether two runs of the port differ, and the report contains a divergence."""
         return not self.is_steady() and bool(self.report.faults)
 
     def is_whole(self) -> bool:

@@ -132,7 +132,6 @@ class AnswerForm(Compared):
     value: Value
     error: float
     budget: float
-    """The budget (tolerance) of `error`."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """The shape of the port's first result, and the expected shape."""
 
@@ -141,7 +140,6 @@ class AnswerForm(Compared):
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the logits in a result; return a result in another form unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):

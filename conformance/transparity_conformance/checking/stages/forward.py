@@ -99,7 +99,6 @@ def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, 
 
 
 def recognise_form(evidence: Evidence) -> None:
-    """Recognize results that are not plain logits. If the results contain all logits in another form, convert them."""
     ran = evidence.ran
     evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
     if evidence.form is not None and evidence.has_logits():
@@ -223,7 +222,6 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether the loader agrees, but has only loaded a copy of the user's folder so far."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
@@ -301,7 +299,6 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the faults of the catalogue that the report names as causes; skip other causes."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)

@@ -77,7 +77,6 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def leave_out_all(evidence: Evidence) -> None:
-    """Report that --quick compares only the forward pass; the verdict `agrees` becomes `inconclusive`."""
     coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
     verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
     evidence.add(coverage=coverage, verdict=verdict)

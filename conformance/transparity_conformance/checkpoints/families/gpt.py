@@ -119,7 +119,6 @@ GPTJ = GPT2.variant(
 
 
 def _rotary_neox(fields: Fields) -> dict[str, Any]:
-    """Return the rotary fields, which have other names in older files of GPT-NeoX."""
     given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
     given |= {name: value for name, value in fields.items() if name in ("rope_theta", *ROTARY) and value is not None}
     head_dim = row.as_whole(fields, "hidden_size") // row.as_whole(fields, "num_attention_heads")

@@ -110,7 +110,6 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration of each layer or, in an encoder-decoder, of each decoder layer."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 

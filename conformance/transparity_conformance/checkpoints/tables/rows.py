@@ -69,7 +69,6 @@ def as_layers(fields: Fields) -> int:
 
 
 def as_number(fields: Fields, name: str) -> float:
-    """Return the value of a number field; raise `CheckpointError` unless the number is finite and greater than 0."""
     found = fields[name]
     if not is_number(found) or not 0 < found <= sys.float_info.max:  # JSON integers may exceed the largest float
         raise wrong(name, found, "a finite number greater than 0")
@@ -77,7 +76,6 @@ def as_number(fields: Fields, name: str) -> float:
 
 
 def as_flag(fields: Fields, name: str) -> bool:
-    """Return the value of a boolean field, where null means false."""
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
     return bool(fields[name])

@@ -61,7 +61,6 @@ class Adapter:
         return filling.values
 
     def names(self, tensor: str) -> bool:
-        """Return whether a line contains the tensor's name, possibly with `{i}` for a layer's number."""
         numbers = notation.COUNTED.finditer(tensor)
         general = {tensor, *(f"{tensor[: each.start()]}{{i}}{tensor[each.end() :]}" for each in numbers)}
         return any(notation.parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)

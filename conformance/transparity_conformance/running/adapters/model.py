@@ -76,7 +76,6 @@ class Model:
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Convert a PyTorch module to float64; return whether the model is a PyTorch module."""
         if self.module is not None:
             self._narrow = modules.widened(self.module)
             self._tensors = modules.tensors_of(self.module)

@@ -69,7 +69,6 @@ class Selection:
     """The indices of the selected elements among all elements of the tensors; None selects all elements in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the selected elements, in the shape of `index`. Without an `index`, return a flat array."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
@@ -83,7 +82,6 @@ class Selection:
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
-    """Return the letters that apply to a configuration, with the fields for which they stand."""
     of_images = OF_IMAGES if config.reads_pixels else {}
     of_frames = OF_FRAMES if config.reads_frames else {}
     return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
@@ -189,7 +187,6 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
 
 
 Lines = dict[str, str]
-"""Maps the name of a parameter to its line."""
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
@@ -227,7 +224,6 @@ def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return a parameter's own line, or the line for all layers with `{i}` replaced; None if neither line exists."""
     if ours in lines:
         return lines[ours]
     template, place = lines.get(in_every_layer(ours)), in_layer(ours)

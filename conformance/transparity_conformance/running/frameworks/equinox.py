@@ -66,7 +66,6 @@ def _as_its_users_do(
 
 
 def _axes(call: Callable[..., Any], arrays: Any, args: Any, named: Any, config: TransformerConfig) -> int | None:
-    """Return the number of axes of a call's result; None if the module raises an exception."""
     try:
         answer = taps_in(eqx.filter_eval_shape(call, arrays, args, named), config).get("logits")
     except Exception:  # noqa: BLE001 - any exception means that the module rejects such arrays

@@ -30,7 +30,6 @@ OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """Return a forward pass that calls a model or a layer as `model(inputs)`, without gradients."""
     functional = [each.name for each in getattr(model, "inputs", None) or ()]
     parameters = _parameters(model)
     is_one = len(parameters) == 1 and len(config.input_names) > 1

@@ -122,7 +122,6 @@ def kept(port: Any) -> Iterator[None]:
 
 
 def widened(module: Any) -> Callable[[], None]:
-    """Convert a PyTorch module to float64; return a function that undoes the conversion."""
     undo = _undo(module, {})
     module.double()
     return undo
@@ -175,7 +174,6 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the first model that a function uses; an empty dict if the function uses no model."""
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 
@@ -234,7 +232,6 @@ def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
 
 
 def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the floating-point arrays in nested dicts and lists, named by path."""
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         path = f"{name}.{key}" if name else str(key)

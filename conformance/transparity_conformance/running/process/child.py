@@ -35,8 +35,6 @@ LONGEST_TIMEOUT = 1e6
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Check a timeout, and return it; without a timeout, return the default. Raise `UsageError` for a value out of
-    range."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -264,7 +262,6 @@ class _Tail:
                 self.content = (self.content + chunk)[-TAIL:]
 
     def last_line(self) -> str:
-        """Return the last nonempty line, shortened, without unprintable characters and final periods."""
         self.thread.join(1)
         lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""

@@ -203,7 +203,6 @@ class IsolatedBuild(_Described):
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:
-        """Build a port; return its handle, its signature, and the signatures of its methods."""
         process = self.process
         number, _ = process.loaded()
         family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
@@ -238,7 +237,6 @@ def _stays(name: str) -> int | None:
 
 
 def _signature(described: Any) -> inspect.Signature:
-    """Return the signature that a port's process has described; raise `TypeError` if the function has no signature."""
     if described is None:
         raise TypeError("the port's function has no signature")
     empty = inspect.Parameter.empty

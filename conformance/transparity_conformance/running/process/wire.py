@@ -106,7 +106,6 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
     taken = 0
 
     def node(value: Any, depth: int = 0) -> Any:
-        """Return the JSON of a value. An object that cannot be sent is replaced by its number."""
         nonlocal taken
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}
@@ -278,7 +277,6 @@ def operations_of(table: Any, values: Sequence[Any]) -> list[Operation]:
 
 
 def recorded(operations: list[Operation], *rest: Any) -> Recorded | Backward:
-    """Return operations with the result of the recorded call or, for a backward pass, with gradients."""
     if len(rest) == 1:
         return Recorded(rest[0], operations)
     gradients = [None if each is None else _value(each) for each in rest[0]]

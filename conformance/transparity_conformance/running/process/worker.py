@@ -190,7 +190,6 @@ def _described_method(forward: Any, name: str) -> Any:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer the checker's requests until the checker closes the connection."""
     worker = Worker()
     while True:
         try:

@@ -29,7 +29,6 @@ def budget(bench: Bench, probe: Probe) -> float:
 
 
 def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
-    """Return (`breaks`, note) if the mask value of the configuration hides nothing, otherwise (`holds`, "")."""
     if config.mask_value > -1:
         return "breaks", f"a mask value of {config.mask_value:g} hides nothing"
     return "holds", ""

@@ -75,7 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_named(folder: Path, config: pytest.Config) -> bool:
-    """Return whether the command line names the folder or a path inside it."""
     named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
     return any(path.resolve().is_relative_to(folder.resolve()) for path in named)
 
@@ -146,7 +145,6 @@ LATE = (
     *(f"{claim}-flax-{dtype}-jit" for dtype, claims in IN_FLOAT32.items() for claim in claims),
     *(f"[{claim}-flax-" for claim in BY_OTHERS),
 )
-"""Parts of the names of deferred claims."""
 
 ALWAYS = "decoding.single_row-flax-float32-eager"
 """The only claim about JAX without compilation that `nox -s tests` checks."""
@@ -156,19 +154,16 @@ MANY = 8
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """Return the seconds that one case of each test takes, by file and name."""
     found: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     return found
 
 
 def deferred() -> set[str]:
-    """Return the tests that only `nox -s nightly` runs, because other tests run the same lines."""
     found: dict[str, dict[str, float]] = json.loads(DEFERRED.read_text()) if DEFERRED.exists() else {}
     return {f"{file}::{test}" for file, tests in found.items() for test in tests}
 
 
 def write_seconds(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> None:
-    """Write the seconds of tests, by file and name, with a line for each file."""
     rows = [
         f" {json.dumps(file)}: {json.dumps(dict(sorted(tests.items())))}" for file, tests in sorted(seconds.items())
     ]

@@ -46,7 +46,6 @@ BUDGET = 175.0
 """The processor time of `nox -s tests` without claims, in seconds."""
 
 Lines = dict[str, set[tuple[str, int]]]
-"""The lines that each test runs."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -66,7 +66,6 @@ def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
 
 
 def exported(family: str, folder: Path, **fields: Any) -> TransformerConfig:
-    """Write a family's small model with random weights as a Hugging Face folder; return its configuration."""
     config = dataclasses.replace(example_config(family), **fields)
     export_checkpoint(family, config, probe_parameters(config), folder)
     return config

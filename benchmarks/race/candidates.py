@@ -36,13 +36,10 @@ class Candidate:
     also: tuple[str, ...] = ()
     """Other modules that have to be installed; their import is not timed."""
     longest: int | None = None
-    """The largest input length that the candidate runs; None for no limit."""
     choices: dict[str, Any] = field(default_factory=dict)
-    """Additional arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the candidate's process; `{threads}` stands for the number of cores."""
     root: Path | None = None
-    """The checkout with the candidate's code; None for this checkout."""
 
     @property
     def is_limit(self) -> bool:

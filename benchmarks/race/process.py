@@ -38,8 +38,6 @@ class Place:
 
 
 class Process:
-    """A process that runs `benchmarks.race.worker`."""
-
     def __init__(self, candidate: Candidate, place: Place) -> None:
         order = {name: getattr(candidate, name) for name in ("needs", "build", "choices")}
         order |= {

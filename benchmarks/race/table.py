@@ -49,7 +49,6 @@ CELLS: dict[str, Callable[[Row, Between], str]] = {
     "import s": lambda row, _: f"{row.import_seconds:.3g}" if row.import_seconds else "",
     "peak GB": lambda row, _: f"{row.peak_bytes / 1e9:.3g}" if row.peak_bytes else "",
 }
-"""The columns of the table after the candidate's name."""
 
 
 def _middle(value: Quartiles | None, form: str) -> str:
@@ -72,7 +71,6 @@ def as_text(rows: Sequence[Row], width: int) -> Group:
 
 
 def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
-    """Return the table of a workload's timed candidates, by kind."""
     table = Table(title=title(rows[0].task), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.padding = (0, int(quartiles), 0, 0)

@@ -68,7 +68,6 @@ def _run(number: int) -> dict[str, Any]:
 
 
 def code() -> str:
-    """Return a hash of the code and tables of the reference, the checker and the pools."""
     paths = sorted(path for name in ("conformance", "reference") for path in (ROOT / name).rglob("*.*"))
     return digest(*(path.read_bytes() for path in paths if path.suffix in (".py", ".toml")))[:16]
 

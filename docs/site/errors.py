@@ -35,11 +35,9 @@ class Run:
         return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
 
     def scale(self, tap: str) -> float:
-        """Return the largest absolute value in the correct activation; 1 if all values are zero."""
         return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
 
     def share(self, tap: str) -> float:
-        """Return the error in an activation, as a multiple of its tolerance in float32."""
         return self.error(tap) / self.probe.oracle.budget(tap, PRECISION)
 
 

@@ -58,7 +58,6 @@ class Diagnosis:
 
 
 def table() -> str:
-    """Return the table of docs/gallery.md: each port, the command that checks it, and its bug."""
     rows = ["| file | command | bug |", "|---|---|---|"]
     for each in diagnoses():
         place = each.file.relative_to(ROOT)

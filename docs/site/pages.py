@@ -43,7 +43,6 @@ def column_page(subject: str) -> str:
 
 
 def subjects() -> dict[str, str]:
-    """Return the files of all three columns, with their pages' titles, in the order of the navigation."""
     column = ROOT / "reference/transparity_numpy"
     files = [path.relative_to(column).with_suffix("").as_posix() for path in column.rglob("*.py")]
     by_page = {column_page(file): file for file in files}
@@ -139,7 +138,6 @@ def relinked(text: str, change: Callable[[str], str]) -> str:
 
 
 def site_path(target: str, pages: dict[str, str]) -> str | None:
-    """Return the path in the site for a file of the repository, or None if the site lacks the file."""
     column = COLUMN.fullmatch(target)
     if column and column[1] in SUBJECTS:
         return column_page(column[1])

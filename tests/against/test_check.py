@@ -18,7 +18,6 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
 MODELS: dict[str, str] = {}
-"""The source of each model, by name."""
 
 
 def replaced(text: str, edits: Iterable[Sequence[str]]) -> str:

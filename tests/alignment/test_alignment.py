@@ -125,7 +125,6 @@ LINES = {
     "queries-from-0": "where = where - where[:, :1] if role",
     "keys-unrotated": "return torch.cat([old_key, key], 2), value",
 }
-"""The expected line of the port, by the fault's id."""
 
 
 @pytest.mark.parametrize("id", LINES)

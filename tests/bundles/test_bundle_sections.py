@@ -103,7 +103,6 @@ def merged(parameters: Tensors, fields: dict[str, Any], own: Tensors) -> Tensors
 
 
 def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerConfig, requests: Any) -> dict[str, Any]:
-    """Return the logits of every chunk of a probe, decoded with a cache."""
     said: dict[str, Any] = {}
     source = {name: value for name, value in tokens.items() if name == "source"}
     for key, (fields, _) in requests.items():
@@ -153,7 +152,6 @@ def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
-    """Return a function that exports a preset with all sections and returns the bundle and a correct answer."""
     return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
 
 

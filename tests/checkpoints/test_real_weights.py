@@ -38,7 +38,6 @@ class Real(NamedTuple):
 
 
 def packaged(package: str, suffix: str) -> Path:
-    """Return the only file with this suffix in an installed package, without importing the package."""
     (file,) = (file for file in files(package) or () if file.suffix == suffix)
     return Path(str(file.locate()))
 

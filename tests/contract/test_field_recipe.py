@@ -56,7 +56,6 @@ def class_body() -> list[ast.stmt]:
 
 @cache
 def words_for(field: str) -> frozenset[str]:
-    """Return the field's name, and the names of the configuration's properties and methods that read the field."""
     reads = {
         node.name: {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
         for node in class_body()

@@ -194,7 +194,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def edited(
     folder: Path, into: Path, fields: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None
 ) -> Path:
-    """Copy a folder with changed `fields` and `tensors`; an entry whose value is `GONE` is removed."""
     into.mkdir(parents=True, exist_ok=True)
     config = json.loads((folder / "config.json").read_text()) | dict(fields or {})
     (into / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not GONE}))

@@ -13,7 +13,6 @@ def named(operations: list[Operation], name: str) -> list[Operation]:
 
 
 def texts(operations: list[Operation], file: str) -> list[str]:
-    """Return the code of each operation's line; all lines must be in `file`."""
     assert all(each.source is not None and each.source.file == file for each in operations)
     return [linecache.getline(file, each.source.line).strip() for each in operations if each.source is not None]
 

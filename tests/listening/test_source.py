@@ -35,7 +35,6 @@ def test_a_column_of_ours_is_a_port_like_any_other() -> None:
 
 
 def installed(folder: Path, package: str, text: str) -> Any:
-    """Write a file into an installed package; return its function `forward`."""
     file = folder / "site-packages" / package / "model.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)

@@ -57,13 +57,11 @@ def one_more(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
 
 
 def one_more_far_away(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
-    """Return the window's mask, which at large positions is one key too wide."""
     is_far = (where >= 2 * window)[:, None, :, None]
     return Model.near(self, where, keys, window) | (is_far & Model.near(self, where, keys, window + 1))
 
 
 def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..., Any]) -> Report:
-    """Check the independent port with the methods `wrong` in place of its own."""
     parameters, port = probe_parameters(config), type("Wrong", (Model,), wrong)
     return check(port, config=config, parameters=parameters, lengths=[LENGTH], budget=budget)
 

@@ -16,7 +16,6 @@ from transparity_conformance.cli import app
 
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(sys.path)
-"""The module search path, for other processes."""
 
 SMALLER = {"32768": "28", "4096": "20", "0,7,31": "0,1", "0,7": "0,1"}
 """Lengths and layers in the pages' commands, and their replacements for a small model."""
@@ -71,7 +70,6 @@ def transparity(*arguments: str) -> None:
 
 
 def run_here(command: list[str]) -> None:
-    """Run a program, which must exit with 0."""
     ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{shlex.join(command)}: {ended.stderr}"
 
@@ -82,7 +80,6 @@ def _program(path: Path) -> None:
 
 
 def _answers(path: Path) -> None:
-    """Write an answer for the bundle of each exported layer."""
     path.mkdir()
     for part in sorted(path.parent for path in Path("parts").glob("*/manifest.json")):
         run_here(

@@ -32,7 +32,6 @@ def read(page: str) -> str:
 
 
 def prose(page: str) -> str:
-    """Return a page without its fenced blocks."""
     return re.sub(r"(?ms)^( *)```.*?^\1```$", "", read(page))
 
 

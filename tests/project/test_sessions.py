@@ -50,7 +50,6 @@ def names_of(path: Path) -> set[str]:
 
 
 def gone(recorded: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Return the recorded names without a test, by file."""
     known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in recorded}
     lost = {
         file: [name for name in tests if not {name, name.partition("-")[0], name.partition("[")[0]} & known[file]]

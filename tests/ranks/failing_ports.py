@@ -17,7 +17,6 @@ LAST = RANK == RANKS - 1 > 0
 
 
 def build(config: Any, parameters: Any) -> Callable[..., Any]:
-    """Return a port that is correct on every rank."""
     model = right(config, parameters, dtype="float32")
     forward: Callable[..., Any] = functools.partial(model.logits)
     return forward
@@ -71,8 +70,6 @@ def one_refuses(config: Any, parameters: Any) -> Callable[..., Any]:
 
 
 def declared(placements: Any) -> Callable[..., Any]:
-    """Return the `build` of a correct port that declares placements."""
-
     def build_declared(config: Any, parameters: Any) -> Any:
         forward: Any = build(config, parameters)
         forward.placements = placements

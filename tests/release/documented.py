@@ -138,7 +138,6 @@ def run_command(line: str, clone: Path) -> int:
 
 
 def is_there(name: str) -> bool:
-    """Return whether the file `name` exists, or is an output of a command: `check.…` or `report.…`."""
     return Path(name).exists() or name.startswith(("check.", "report."))
 
 

@@ -26,7 +26,6 @@ def build(config, parameters):
 
 
 def command(*arguments: str, folder: str | None = None) -> tuple[int, str]:
-    """Run the command that is installed next to this Python, in a folder; return its exit code and output."""
     program = Path(sys.executable).with_name("transparity")
     ended = subprocess.run([program, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout + ended.stderr

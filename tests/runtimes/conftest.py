@@ -34,7 +34,6 @@ Check = Callable[..., Checked]
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that writes a family's small model with random weights and returns its folder."""
     root = tmp_path_factory.mktemp("hub")
 
     def folder(family: str) -> Path:
@@ -47,8 +46,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def check() -> Check:
-    """Return a function that runs `transparity check`, with the function's arguments on the command line."""
-
     def checked(*arguments: Any) -> Checked:
         result = invoke("check", *arguments, "--json", "-")
         assert result.exception is None or isinstance(result.exception, SystemExit)

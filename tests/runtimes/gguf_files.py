@@ -15,7 +15,6 @@ Change = Callable[[dict[str, np.ndarray]], None]
 
 
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Interleave the halves of each head's rows."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 

@@ -43,7 +43,6 @@ AGES = re.compile(
 
 
 def violations(sentence: str, is_manual: bool = False) -> list[str]:
-    """Return the rules that a sentence breaks, each with the words that break it."""
     words = [word for word in sentence.split() if re.search(r"\w", word)]
     found = [f"{len(words)} words"] * (len(words) > LONGEST)
     patterns = [OPENERS.match(sentence), OLD.search(sentence), BRITISH.search(NAMES.sub("", sentence))]
@@ -109,7 +108,6 @@ READERS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 
 def found_in(path: Path) -> list[tuple[str, list[str]]]:
-    """Return every sentence of a file that breaks a rule, with these rules."""
     is_manual = path.suffix == ".md" and (path.parent.name == "docs" or path.name == "README.md")
     judged = [(each, violations(each, is_manual)) for text in READERS[path.suffix](path) for each in sentences(text)]
     return [(sentence, broken) for sentence, broken in judged if broken and not sentence.startswith(QUOTED)]

@@ -168,7 +168,6 @@ CLAIMS = [claim for claim in all_claims().values() if not claim.needs]
 
 @pytest.fixture
 def bench() -> Bench:
-    """Return a third-party backend, which has a `build` but no harness."""
     return Bench(BackendSubject("pytorch", "float32"), build=backend("pytorch"))
 
 

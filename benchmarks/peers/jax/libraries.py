@@ -1,7 +1,4 @@
-"""Transformers made of blocks (attention, linear map, norm, embedding) of equinox, `flax.linen` or `flax.nnx`.
-
-The blocks get the reference's weights, and `benchmarks.peers.skeleton.transformer` calls the blocks.
-"""
+"""Transformers made of blocks (attention, linear map, norm, embedding) of equinox, `flax.linen` or `flax.nnx`."""
 
 from __future__ import annotations
 

@@ -53,8 +53,6 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of an encoder, or of a decoder with or without an encoder."""
-
     def __init__(self, config: TransformerConfig, attention: type[Attention], *, cross: bool) -> None:
         super().__init__()
         self.pre = config.norm_position == "pre"

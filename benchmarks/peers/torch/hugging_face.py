@@ -15,7 +15,6 @@ from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called
 
 FAMILIES = {"encoder-decoder": ("marian", MarianMTModel), "decoder": ("gpt2", GPT2LMHeadModel)}
-"""The family's name and the model's class for each architecture."""
 
 
 class HuggingFace(nn.Module):

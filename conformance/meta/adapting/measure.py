@@ -80,7 +80,6 @@ def port_in(module: Any, name: str) -> Callable[[TransformerConfig], Any]:
 
 
 PORTS = {name: (port_in(FILES[name], name), config) for name, config in CONFIGS.items()}
-"""A port and its configuration, by name."""
 
 BUGS = rows(Path(__file__).with_name("wrong.toml"), "fault")
 """The bugs; each row has a port, the replaced text in its file, and the replacement."""

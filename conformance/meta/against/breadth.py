@@ -35,7 +35,6 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_file
 
 SECONDS, BYTES = 120, 12 << 30
-"""Limits of time and memory for one class."""
 
 SEARCH = 5.0
 """The seconds for explaining a false alarm."""

@@ -18,7 +18,6 @@ from meta.pool.judge import judged
 from meta.trial import Answer, Share, Trial
 
 TIMEOUT = 900.0
-"""The seconds that one bug may take."""
 
 IMPORTED = {"transformers": "transformers.modeling_utils"}
 """Packages that are slow to import, each with a module that all of its models import."""

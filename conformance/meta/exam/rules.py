@@ -9,7 +9,6 @@ import numpy as np
 from meta.trial import Share, share
 
 SHORT, LONG = 5, 32
-"""The numbers of tokens in the short and the long input."""
 
 
 @dataclass(frozen=True)

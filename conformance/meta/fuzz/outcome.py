@@ -18,7 +18,6 @@ from transparity.errors import TransparityError
 from transparity.text import SENTENCE
 
 SECONDS, MEGABYTES = 10.0, 1000
-"""Limits of time and memory for one input."""
 
 ACCEPTED = "accepted"
 

@@ -139,7 +139,6 @@ class Model:
         return torch.cat([self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1), x], 1)
 
     def enter(self, name: str, ids: Tensor) -> Tensor:
-        """Return the scaled embeddings of tokens."""
         c, x = self.c, self.lookup(self.table(name), ids)
         if c.embedding_scale == "embed_dim":
             x = x * math.sqrt(c.embed_dim)

@@ -284,6 +284,5 @@ class Port(Model):
 
 
 def as_numpy(value: Tensor) -> np.ndarray:
-    """Convert a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     found: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return found

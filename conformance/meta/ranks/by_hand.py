@@ -134,7 +134,6 @@ class TensorParallel(Sharded):
         return F.pad(logits, (0, more)) if self.plan.startswith("padded") else logits
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Return the loss from the logits of the whole vocabulary, without the padding of the vocabulary."""
         logits = self.logits(**inputs)
         is_sharded = self.plan.startswith("columns")
         logits = gather(logits, -1) if is_sharded else logits[..., : self.c.target_vocab_size]

@@ -35,7 +35,6 @@ DRAWN = 2**22
 
 
 def llama(layers: int, width: int, hidden: int, heads: int, shared: int, vocabulary: int) -> TransformerConfig:
-    """Return a Llama of these sizes, with `shared` key and value heads and 8,192 positions."""
     return example_config("llama").resized(
         num_decoder_layers=layers,
         embed_dim=width,

@@ -184,8 +184,6 @@ def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[
 
 
 def judging(judged: Callable[[Answered, SimulatedFault | None], Judged], **options: Any) -> Judge:
-    """Return a function that judges the answers to all requests of a claim; see `compare_answers`."""
-
     @np.errstate(all="ignore")  # a port may return any number
     def judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
         given = [Answered(key, request, answers, forward) for key, request in requests.items()]

@@ -28,7 +28,6 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.formatting import count
 
 PADDING = -1
-"""The index of a padding entry."""
 
 WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, optionally followed by padded:AXIS"
 

@@ -1,8 +1,4 @@
-"""The table of all capabilities: what a port may do besides its forward pass, such as generation.
-
-Checks in this process, bundles (folders for programs in other languages), the command line and the documentation use
-this table. The name of a capability is also its section in a bundle and its command-line option.
-"""
+"""The table of all capabilities: what a port may do besides its forward pass, such as generation."""
 
 from __future__ import annotations
 

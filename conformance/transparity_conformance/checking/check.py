@@ -1,7 +1,4 @@
-"""The check of a port: whether the port is right and, if not, which line is wrong and why.
-
-A check runs `STAGES` in order. Each stage adds its results to one `Evidence`, which contains the current `Report`.
-"""
+"""The check of a port: whether the port is right and, if not, which line is wrong and why."""
 
 from __future__ import annotations
 

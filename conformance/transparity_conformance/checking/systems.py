@@ -1,8 +1,4 @@
-"""The configurations on which a port is checked: presets, a configuration file, or a checkpoint.
-
-An artifact (a model file) may limit lengths or batches. The reference's configuration then has the same limits, so that
-no call exceeds them. The report lists each limit under *Not compared*.
-"""
+"""The configurations on which a port is checked: presets, a configuration file, or a checkpoint."""
 
 from __future__ import annotations
 

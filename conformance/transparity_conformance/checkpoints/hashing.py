@@ -1,7 +1,4 @@
-"""Identify the tensors of a checkpoint by dtype, shape and the sha256 of their bytes.
-
-The hashes do not depend on how tensors are divided into files. Large tensors are read in pieces to save memory.
-"""
+"""Identify the tensors of a checkpoint by dtype, shape and the sha256 of their bytes."""
 
 from __future__ import annotations
 

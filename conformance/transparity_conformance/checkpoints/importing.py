@@ -303,7 +303,6 @@ def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
 def parameters_from(
     family: Family, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Compute the parameters from the tensors of a Hugging Face model, in the order of the reference."""
     shapes = parameter_shapes(config)
     parts = parts_in(family, config, tensors, shapes).items()
     made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}

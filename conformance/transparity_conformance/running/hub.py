@@ -1,8 +1,4 @@
-"""Use a loader of Hugging Face folders (a port's `load(folder)`, or transformers) like a `build(config, parameters)`.
-
-To build a model, the checker writes a folder (config.json, model.safetensors) and passes the folder to the loader. The
-port is called unchanged, with token ids as arrays of the port's framework.
-"""
+"""Use a loader of Hugging Face folders (a port's `load(folder)`, or transformers) as a `build(config, parameters)`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Import a port by name, such as `path/to/file.py:build` or `package.module:build`; or open an exported model.
-
-An exported model (an artifact), such as an ONNX file, becomes a `build(config, parameters)` that keeps its own weights.
-An exported model may accept only some calls, for example with one fixed length.
-"""
+"""Import a port by name, such as `path/to/file.py:build` or `package.module:build`; or open an exported model."""
 
 from __future__ import annotations
 

@@ -59,14 +59,12 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench for one claim, which shares this bench's models and, with `harness`, its harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
 
     @property
     def shards(self) -> bool:
-        """Whether the backend can run on several ranks, according to its harness."""
         return hasattr(self.parts, "SHARDED")
 
     def _over(self, data: int, tensor: int) -> Bench:
@@ -74,7 +72,6 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 products have full precision, if the backend has a harness."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:

@@ -1,7 +1,4 @@
-"""Run a `transparity.protocol.Backend` on several ranks. All ranks must return the same result.
-
-The processes start once, with the environment variables of a launcher such as torchrun, and then run many tasks.
-"""
+"""Run a `transparity.protocol.Backend` on several ranks. All ranks must return the same result."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ INTRODUCTION = """# A report as JSON
 
 
 def page() -> str:
-    """Return the page as Markdown, with a table for the report and for each object in it."""
     schema = json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8"))
     parts = [INTRODUCTION.format(description=schema["description"]), _section("A report", "report", schema)]
     return "\n".join([*parts, *(_section(name, name, part) for name, part in schema["$defs"].items())])

@@ -90,7 +90,6 @@ def _vocabulary(config: TransformerConfig) -> dict[str, Any]:
 
 
 def tokens(config: TransformerConfig) -> dict[str, Any]:
-    """Return one row of each input; the source ends with padding."""
     rows = {"source": [[5, 3, 7, 2, 0]], "target": [[1, 4, 6, 2]], "tokens": [[5, 3, 7, 4, 2]]}
     found = {name: np.array(rows[name]) for name in config.input_names}
     further = {"attention_mask": [[1, 1, 1, 1, 0]], "token_types": [[0, 0, 0, 1, 1]]}

@@ -40,4 +40,3 @@ FEATURES = Input(
 )
 
 ROWS = ((MIXERS, "mean", MEAN), (INPUTS, "features", FEATURES), (SCALINGS, "root", Scaling()))
-"""A table, a key and a value for each variant."""

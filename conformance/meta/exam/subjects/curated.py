@@ -40,7 +40,6 @@ def load_roberta(folder: str) -> Any:
 
 
 def load_llama(folder: str) -> Any:
-    """Build Llama."""
     model = _loaded(LlamaCausalLM, folder, load_file(f"{folder}/model.safetensors"))
 
     def forward(input_ids: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ from fms.models import get_model
 
 
 def load(folder: str) -> Any:
-    """Load the model in a Hugging Face folder."""
     model = get_model("hf_pretrained", model_path=str(folder), data_type="float32").eval()
 
     def step(tokens: Any, cache: Any) -> tuple[torch.Tensor, Any]:

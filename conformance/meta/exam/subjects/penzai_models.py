@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 
 def load(folder: str) -> Any:
-    """Load the model in a Hugging Face folder."""
     c = json.loads(Path(folder, "config.json").read_text())
     config = SimpleNamespace(**c | {"rope_theta": c["rope_parameters"]["rope_theta"]})
     tensors = load_file(f"{folder}/model.safetensors")

@@ -12,7 +12,6 @@ CONFIG = TransformerConfig(**tables("x_transformers_decoder")["config"], pad_id=
 
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
-    """Return the model with our parameters."""
     c, p = config, {name: torch.tensor(value) for name, value in parameters.items()}
     layers = Decoder(
         dim=c.embed_dim,

@@ -37,14 +37,12 @@ def why_no_loss(probe: Probe, dtype: str) -> str:
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Return whether a probe allows a loss: its logits have the right shape, and at least one target is not padding."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     counted = targets_of(probe.config, probe.inputs) != probe.config.pad_id
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and bool(np.any(counted))
 
 
 def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return copies of a probe's targets and tokens, in the form that a port receives."""
     targets = targets_of(probe.config, probe.inputs).astype(np.int64)
     return targets, {name: as_given(value) for name, value in probe.inputs.items()}
 

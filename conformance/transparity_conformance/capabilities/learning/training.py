@@ -43,7 +43,6 @@ KEPT_CONFIGURATIONS = 16
 """The largest number of cached configurations, which exceeds the number of presets."""
 
 CLIPPED = "sgd with momentum, clipped"
-"""The training that clips gradients."""
 
 # `eps` is large, so that a port without `eps` fails. The last step is the first after the warm-up: further steps would
 # take longer, and increase the rounding errors of Adam.

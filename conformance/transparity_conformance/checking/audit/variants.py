@@ -1,8 +1,4 @@
-"""Variants of a model that differ in one field of config.json.
-
-The audit changes a field of our configuration, writes config.json before and after the change, and compares both files.
-Other variants leave out a field, or write the same model in another form of config.json.
-"""
+"""Variants of a model that differ in one field of config.json."""
 
 from __future__ import annotations
 

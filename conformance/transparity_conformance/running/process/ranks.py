@@ -1,7 +1,4 @@
-"""Run a port on several ranks, with one process per rank; the rest of the checker uses the group like a single port.
-
-The checker stops all processes and their descendants if an answer is late, and at the end of the check.
-"""
+"""Run a port on several ranks, with one process per rank; the rest of the checker uses the group like a single port."""
 
 from __future__ import annotations
 

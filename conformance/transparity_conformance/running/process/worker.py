@@ -1,8 +1,4 @@
-"""The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
-
-`child` starts this program. The program loads the port, calls the port on request, and sends the results without
-judging them.
-"""
+"""The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`."""
 
 from __future__ import annotations
 

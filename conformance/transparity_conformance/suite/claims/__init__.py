@@ -114,7 +114,6 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
 
 @functools.cache
 def all_claims() -> dict[str, Claim]:
-    """Import all files of claims, and return the claims by name, sorted by topic."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(CLAIMS.items(), key=lambda item: item[0].partition(".")[0]))

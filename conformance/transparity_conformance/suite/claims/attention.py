@@ -39,7 +39,6 @@ def drawn() -> tuple[Arrays, np.ndarray]:
 
 
 def scored(scale: float, mask_value: float) -> TransformerConfig:
-    """Return a configuration with the given scale of scores, and the given value of masked scores."""
     scaled: dict[str, Any] = {"attention_scale": "none", "attention_multiplier": scale, "mask_value": mask_value}
     return TransformerConfig(architecture="decoder", target_vocab_size=2, **scaled)
 

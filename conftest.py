@@ -12,8 +12,6 @@ that is not in this file counts as 0 seconds. `tests/deferred.json` lists the de
 tests.choosing` chose them: other tests run the same lines. `pytest FILE::TEST` runs all cases of the test.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -3,8 +3,6 @@
 # ///
 """The project's nox sessions: `nox -l` lists all sessions, and `nox -s NAME` runs one of them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Load `benchmarks.plugin` if pytest has the option `--benchmark` and pytest-benchmark is installed."""
 
-from __future__ import annotations
-
 import pytest
 
 

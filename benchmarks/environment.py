@@ -1,7 +1,5 @@
 """Everything that timings depend on: cores, environment variables for threads and kernels, processor, versions."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

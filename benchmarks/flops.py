@@ -27,8 +27,6 @@ recurrences hold for the gated delta rule. A state-space model has N rates inste
 correction of the states.
 """
 
-from __future__ import annotations
-
 from transparity.config import TransformerConfig
 
 CHUNK = 64

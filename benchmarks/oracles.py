@@ -1,7 +1,5 @@
 """Expected results of benchmarks: a candidate is only timed if its result agrees with the reference in float64."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ pytest-benchmark times one function after another, so a disturbance may slow dow
 interleaves the rounds of all candidates. The times are passed to pytest-benchmark, which can save and compare them.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The race: every workload with every candidate that can run the workload."""
 
-from __future__ import annotations
-
 from benchmarks.plugin import Measure
 
 

@@ -6,8 +6,6 @@
 The run's results are kept in docs/agreement.json; tests/project/test_pages.py compares both pages with this file.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import sys

@@ -3,8 +3,6 @@
 `python -m docs.answer` writes the picture. tests/project/test_pages.py compares the picture with the page.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ family.
 tests.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections import defaultdict

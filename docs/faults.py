@@ -3,8 +3,6 @@
 `python docs/faults.py` writes the pages. tests/project/test_pages.py compares the pages with the catalogue.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import itertools

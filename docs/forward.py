@@ -5,8 +5,6 @@ backwards.
 activations.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

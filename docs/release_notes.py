@@ -1,7 +1,5 @@
 """Print the notes of a release, which are a section of CHANGELOG.md. `python docs/release_notes.py [VERSION]`"""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 `python -m docs.three_columns` writes the picture. tests/project/test_pages.py compares the picture with the sources.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import zip_longest

@@ -3,8 +3,6 @@
 python examples/character_loop.py [--steps N]
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

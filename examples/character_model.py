@@ -7,8 +7,6 @@ DIR/character_model.png shows both losses and their difference. For comparison, 
 between two PyTorch runs whose initial weights are rounded differently.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 The exit code is 0 if the model spells at least 99 % of 1000 new words without a mistake, else 1.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """A transformer in NumPy as in papers: every product is an `einsum`, and every intermediate result is a new array."""
 
-from __future__ import annotations
-
 import numpy as np
 from benchmarks.peers.skeleton import Blocks, transformer
 from benchmarks.workloads import Run, Task

@@ -1,7 +1,5 @@
 """The project's own implementations, and any other installed backend."""
 
-from __future__ import annotations
-
 import numpy as np
 from benchmarks.workloads import TRAINING, Run, Task
 

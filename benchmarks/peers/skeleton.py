@@ -1,7 +1,5 @@
 """A transformer that calls the blocks of any library; a block's scope is the prefix of its parameters' names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

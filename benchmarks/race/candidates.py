@@ -1,7 +1,5 @@
 """The candidates of the race: the project's implementations, other implementations (peers), and machine limits."""
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from collections.abc import Iterator

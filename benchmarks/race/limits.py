@@ -1,7 +1,5 @@
 """The machine's limits, measured in several libraries: the fastest matrix product, and the fastest read of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The plots of a race: throughput, roofline, time by input length and by batch size, latency of decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process of a candidate; the process is paused while another candidate runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The race: compute a workload's expected result, then run the candidates that fit into memory, in turns."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

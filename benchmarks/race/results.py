@@ -4,8 +4,6 @@
 FILE` draws all plots of a results file.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

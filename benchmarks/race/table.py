@@ -1,7 +1,5 @@
 """The table of a race for the terminal, and a shorter table for pages of the documentation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 

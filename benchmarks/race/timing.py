@@ -1,7 +1,5 @@
 """The duration of a run: of one call on a CPU; on a GPU, the mean of many calls, after a warm-up."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

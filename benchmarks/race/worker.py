@@ -5,8 +5,6 @@ a line of JSON. Then, for each line of standard input, the program times the can
 libraries' output goes to standard error.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

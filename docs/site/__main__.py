@@ -1,7 +1,5 @@
 """`python -m docs.site` builds the site into build/site/html; with `serve`, it also opens the site in a browser."""
 
-from __future__ import annotations
-
 import sys
 
 from docs.site.build import BUILT, build, configure, write_pages, zensical

@@ -1,7 +1,5 @@
 """Build the site: write its pages into a folder, run Zensical on them, and check the result."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Pictures of causes: the error of the reference with a fault, on a small model."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """Checks of a built site: links have targets, no file is loaded from another host, and no page is too large."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser

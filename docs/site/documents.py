@@ -1,7 +1,5 @@
 """Generated parts of the pages of the five documents: presets, departures from the paper, and recomputed numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

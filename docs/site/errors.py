@@ -1,7 +1,5 @@
 """Charts of the error of the reference with a fault: by activation, position, head and length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Arrays as HTML: rows of numbers, and heat maps as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
 from typing import Any

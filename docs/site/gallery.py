@@ -1,7 +1,5 @@
 """The gallery: ten real bugs in small ports, each with the checker's diagnosis and report."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import tomllib

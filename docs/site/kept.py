@@ -1,7 +1,5 @@
 """Texts that take long to compute, cached in build/kept until anything that they depend on changes."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterable
 from functools import cache

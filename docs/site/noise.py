@@ -1,7 +1,5 @@
 """Tables of the effect of rounding on the reference, by precision, depth and length."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Examples as notebooks: scripts are split into cells and run; each becomes a file and a page of the site."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The hand-written pages: the paths of these pages in the site, and links that work in the site."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -3,8 +3,6 @@
 `python examples/checks/hub_loader.py` prints the verdict, which determines the exit code.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 runs on Linux without a GPU.
 """
 
-from __future__ import annotations
-
 import sys
 
 import mlx.core as mx

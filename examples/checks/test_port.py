@@ -1,7 +1,5 @@
 """Check a port in a test: `pytest examples/checks/test_port.py`. If the test fails, its message is the report."""
 
-from __future__ import annotations
-
 from examples.checks.torch_module import build  # put your own port in its place
 
 from transparity_conformance import assert_conforms

@@ -3,8 +3,6 @@
 `python examples/checks/torch_module.py` prints the verdict, which determines the exit code.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 

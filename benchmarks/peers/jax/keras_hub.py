@@ -1,7 +1,5 @@
 """A transformer of KerasHub's layers on JAX: `TransformerEncoder`, `TransformerDecoder` and their embedding layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

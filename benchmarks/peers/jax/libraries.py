@@ -1,7 +1,5 @@
 """Transformers made of blocks (attention, linear map, norm, embedding) of equinox, `flax.linen` or `flax.nnx`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A transformer in plain JAX: functions of a dict of weights, with matrices of shape (in, out)."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The tasks for jitted functions in JAX; a timed run starts from NumPy arrays, and waits for the result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A decoder in CTranslate2. Encoder-decoders are left out, because CTranslate2 returns no logits for them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

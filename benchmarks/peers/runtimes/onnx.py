@@ -4,8 +4,6 @@
 timed process.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A transformer in PyTorch as in tutorials: attention of four linear maps and a softmax, and a cache that grows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The transformer of `torch.blog`, optimized: query, key and value in one product, and PyTorch's fused attention."""
 
-from __future__ import annotations
-
 import torch
 from benchmarks.peers.torch.blog import Attention, Transformer, model_of
 from benchmarks.peers.torch.tasks import tasks

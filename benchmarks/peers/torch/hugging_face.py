@@ -3,8 +3,6 @@
 No weights are tied, and no token ends a text. Learned positions replace Marian's sinusoidal positions.
 """
 
-from __future__ import annotations
-
 import torch
 from benchmarks.peers.torch.tasks import tasks
 from benchmarks.workloads import Run, Task

@@ -1,7 +1,5 @@
 """The layers of `torch.nn.Transformer`, with or without PyTorch's fast path for inference."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

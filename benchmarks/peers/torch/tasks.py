@@ -1,7 +1,5 @@
 """The tasks for PyTorch modules; a timed run starts from NumPy arrays, and waits for the result."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of the public API: the names that the packages export, and other names that the documentation imports."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The page of the command line: every command with its arguments, options and defaults."""
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Any

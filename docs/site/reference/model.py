@@ -1,7 +1,5 @@
 """The pages of configuration fields, parameters and activations."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

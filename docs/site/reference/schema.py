@@ -1,7 +1,5 @@
 """The page about reports as JSON, generated from docs/report.schema.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Alignment of the three columns' statements: corresponding statements share a row."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher

@@ -1,7 +1,5 @@
 """The pages that show a file of the three columns side by side, with the values that a small model computes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Generated parts of the home page: a comparison of two implementations, and the three columns as text."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Break long lines of Python at commas, `and`, `else`, and brackets."""
 
-from __future__ import annotations
-
 import re
 from itertools import accumulate, pairwise
 

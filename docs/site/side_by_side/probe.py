@@ -1,7 +1,5 @@
 """The values that the statements of the NumPy column compute while small models run."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """The parsed source of a column's file: signatures, docstrings, shapes, and statements with their comments."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -129,7 +129,7 @@ def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
     for kind in dict.fromkeys(row.kind for row in ours):
         axes.plot([], [], "s", color=COLOURS[kind], label=f"ours: {kind}", ls="")
     axes.set_xscale("log")
-    _logarithmic(axes, "FLOPs per byte of weights that has to be read", "GFLOP/s")
+    _logarithmic(axes, "FLOPs per byte of weights", "GFLOP/s")
     return figure
 
 

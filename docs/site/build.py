@@ -46,8 +46,7 @@ def write_pages(into: Path) -> None:
     """Empty the folder `into`, and write every page and the files that pages show."""
     shutil.rmtree(into, ignore_errors=True)
     pages = written_pages()
-    texts = {page: site_text(path, pages) for path, page in pages.items()}
-    for page, text in texts.items():
+    for page, text in {page: site_text(path, pages) for path, page in pages.items()}.items():
         _write(into / page, text)
     for asset in sorted(set().union(*map(linked_files, pages))):
         place = into / (site_path(asset, pages) or asset)

@@ -63,8 +63,7 @@ def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
 
 def rows(matrix: np.ndarray) -> str:
     """Return the first rows and columns of a matrix as lines of numbers; `…` replaces all other elements."""
-    shown = matrix[:MOST_ROWS, :MOST_COLUMNS]
-    cells = [[_number(value) for value in row] for row in shown]
+    cells = [[_number(value) for value in row] for row in matrix[:MOST_ROWS, :MOST_COLUMNS]]
     width = max(len(cell) for row in cells for cell in row)
     more = " …" if matrix.shape[1] > MOST_COLUMNS else ""
     lines = [" ".join(cell.rjust(width) for cell in row) + more for row in cells]

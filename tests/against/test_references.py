@@ -90,8 +90,7 @@ def test_a_fault_is_told_with_the_lines_of_both_frameworks(
     fault: str, port: str, reference: str, folder: Path, tmp_path: Path
 ) -> None:
     old, new, line = row_of(fault, port)
-    text = text_of(port).replace(old, new)
-    made = decoder(port, folder, text=text, into=tmp_path)
+    made = decoder(port, folder, text=text_of(port).replace(old, new), into=tmp_path)
     report = check(made, against=decoder(reference, folder), inputs=INPUTS)
     assert report.verdict == "diverges"
     found = report.faults[0]

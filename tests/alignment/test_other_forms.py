@@ -152,8 +152,7 @@ def shared(*callers: int) -> Operation:
 
 def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     operations = [shared(10, 20), shared(11, 20), shared(12, 20)]
-    numbers = {f"tap{i}": i for i in range(3)}
-    right = behind_taps(operations, numbers, ["tap0", "tap2"])
+    right = behind_taps(operations, {f"tap{i}": i for i in range(3)}, ["tap0", "tap2"])
     assert getattr(operations[1].line_apart(right), "line", None) == 11
     # Several lines call the function, which is right in another iteration of each line.
     assert getattr(operations[1].line_apart([*operations]), "line", None) == 11

@@ -57,8 +57,7 @@ def test_a_loader_that_lists_tensors_that_may_be_missing_is_tried_without_each_o
         save_file(tensors | {name: np.ones(size, np.float32) for name in missing}, path, metadata={"format": "pt"})
         return AutoModelForCausalLM.from_pretrained(folder)
 
-    found = faults(load, "gpt2", tmp_path)
-    assert found.keys() == {name for name in known if "ln_" in name}
+    assert faults(load, "gpt2", tmp_path).keys() == {name for name in known if "ln_" in name}
 
 
 def test_a_message_may_list_the_numbers_of_layers_in_braces() -> None:
@@ -141,8 +140,7 @@ def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) 
 
 
 def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:
-    config = example_config("bert")
-    file = tensor_file("bert", config, "float32")
+    file = tensor_file("bert", example_config("bert"), "float32")
     assert "pooler.dense.weight" in file.parameters and "pooler.dense.weight" not in file.needed
     assert "pooler.dense.bias" in file.needed
 

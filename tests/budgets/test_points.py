@@ -25,8 +25,7 @@ def test_an_error_is_tolerated_after_the_first_points_if_it_is_after_all(dtype: 
 def test_a_single_wrong_number_is_seen_in_every_part(place: int) -> None:
     right = np.random.default_rng(0).normal(size=(3, BLOCK))
     wrong = right.astype(np.float32).astype(np.float64)
-    rounding = float(np.abs(wrong - right).max())
-    assert gap(wrong, right) == difference(wrong, right) == rounding
+    assert gap(wrong, right) == difference(wrong, right) == float(np.abs(wrong - right).max())
     assert largest(right) == np.abs(right).max()
     number = right.ravel()[place]
     for value, error in ((number - 9, abs(number - 9 - number)), (np.nan, np.inf), (-np.inf, np.inf)):

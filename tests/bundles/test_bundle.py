@@ -118,8 +118,7 @@ def test_it_agrees_on_every_probe_within_the_budgets_of_the_manifest(tmp_path: P
     assert report.verdict == "agrees"
     assert (report.faults, report.not_compared) == ((), ())
     assert {f"{item.probe}/{item.tap}" for item in report.measured} == set(bundle.shapes)
-    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
-    for probe, of in manifest["probes"].items():
+    for probe, of in json.loads((tmp_path / "bundle/manifest.json").read_text())["probes"].items():
         for tap, budget in of["budgets"].items():
             error = np.abs(said[probe][tap] - bundle.probes[probe].oracle.expected[tap]).max()
             assert error <= budget, f"{probe}/{tap}"

@@ -109,8 +109,7 @@ def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
 def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
     (request,) = beam_requests(first_probe("translation")).first
     tokens, scores = simulated_beams(beam_search, request)
-    right = judged_beams(request, tokens, scores, "float32")
-    assert right.share < 1
+    assert judged_beams(request, tokens, scores, "float32").share < 1
     found = judged_beams(request, tokens, scores + 1e-3, "float32")
     assert (found.share > 1, found.where) == (True, "the scores, beams")
     (alike,) = (fault for fault in BEAM_FAULTS if fault.id == "beams-begin")

@@ -99,8 +99,7 @@ def test_help_and_an_error_of_usage_import_nothing_that_they_do_not_need(line: s
         f"import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', *{line.split()!r}]\n"
         f"try:\n    main()\nexcept SystemExit as end:\n    print('loaded', end.code, *({heavy!r} & set(sys.modules)))"
     )
-    done = run_python("-c", script)
-    assert done.stdout.splitlines()[-1] == f"loaded {code}"
+    assert run_python("-c", script).stdout.splitlines()[-1] == f"loaded {code}"
 
 
 def test_the_version_is_printed() -> None:

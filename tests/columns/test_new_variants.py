@@ -70,10 +70,8 @@ def test_steps_agree_with_the_forward_pass(backend: Backend) -> None:
     parameters = initialize_parameters(config, 7)
     oracle, forward = forward_oracle(config, parameters, {"tokens": TOKENS}), backend(config, parameters)
     first, cache = forward.step(TOKENS[:, :3], None, valid_lengths=np.array([3, 2]))
-    state = as_numbers(cache["layers"][0]["mean_of_past"]["sum"])
-    assert state.shape == (2, config.embed_dim)
-    following = np.stack([TOKENS[0, 3:5], TOKENS[1, 2:4]])
-    second, _ = forward.step(following, cache)
+    assert as_numbers(cache["layers"][0]["mean_of_past"]["sum"]).shape == (2, config.embed_dim)
+    second, _ = forward.step(np.stack([TOKENS[0, 3:5], TOKENS[1, 2:4]]), cache)
     for logits, expected in (
         (first[0], oracle.expected["logits"][0, :3]),
         (first[1][:2], oracle.expected["logits"][1, :2]),

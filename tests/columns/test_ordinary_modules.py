@@ -90,8 +90,7 @@ def test_a_new_model_is_compiled_as_one_graph_and_exported_strictly() -> None:
 def test_it_is_exported(case: str) -> None:
     model, probe, inputs = loaded(case)
     with torch.no_grad():
-        exported = torch.export.export(model, (), inputs).module()
-        assert_agrees(exported(**inputs), probe)
+        assert_agrees(torch.export.export(model, (), inputs).module()(**inputs), probe)
 
 
 @pytest.mark.parametrize("case", EACH)

@@ -113,8 +113,7 @@ def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() ->
 
 
 def segment_of(probe: Probe, *taps: str, budgets: dict[str, float] | None = None) -> Segment:
-    recorded = {tap: probe.oracle.expected[tap] for tap in taps}
-    result = compare_segments(probe, recorded, "float32")
+    result = compare_segments(probe, {tap: probe.oracle.expected[tap] for tap in taps}, "float32")
     return Segment(taps[-1], {probe.name: dataclasses.replace(result, budgets=budgets or dict.fromkeys(taps, 1e-6))})
 
 

@@ -87,8 +87,7 @@ def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(back
     logits = forward.logits(pixels=pixels)
     assert gap(as_numbers(logits), probe.oracle.expected["logits"]) <= probe.oracle.budget("logits", "float32")
     right = np.array(as_numbers(logits))
-    again = forward.logits(pixels=pixels, out=logits)
-    np.testing.assert_array_equal(as_numbers(again), right)
+    np.testing.assert_array_equal(as_numbers(forward.logits(pixels=pixels, out=logits)), right)
     with pytest.raises(InputError, match=r"^out is of shape \(2,\); expected \("):
         forward.logits(pixels=pixels, out=np.empty(2, np.float32))
 

@@ -48,8 +48,7 @@ def test_a_module_is_judged(framework: str, case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("framework", ["equinox", "keras"])
 def test_the_tensors_of_a_module_are_matched(framework: str) -> None:
-    models = models_of(framework)
-    found = adapt(models.model("llama"), LLAMA)
+    found = adapt(models_of(framework).model("llama"), LLAMA)
     assert found.is_proved
     assert found.adapter.lines == LINES[framework]["llama"]
 

@@ -145,7 +145,7 @@ class PackedLinear(nn.Linear):
 
 
 _KEPT = vars(torch.ops.transparity)
-"""PyTorch's namespace for the operator `packed_linear`, which is kept if this module is imported again."""
+"""PyTorch's namespace for our operator. The namespace and its content remain if this module is imported again."""
 
 _PACKED: WeakValueDictionary[int, PackedLinear] = _KEPT.setdefault("packed", WeakValueDictionary())
 """The packed maps by the address of their weight, because compiled code cannot receive packed tensors."""

@@ -66,8 +66,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"id": bug.id, "error": "", "verdict": "", "faults": [], "audit": {}}
     try:
         family: dict[str, Any] = {"family": bug.family} if bug.family else {}
-        report = check(port, config=config, dtype=bug.dtype, **family)
-        result |= answer_of(report, folder)
+        result |= answer_of(check(port, config=config, dtype=bug.dtype, **family), folder)
     except PortError as error:
         result |= {"error": str(error)}
     result["seconds"] = round(time.perf_counter() - began, 1)

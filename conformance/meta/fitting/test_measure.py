@@ -37,6 +37,5 @@ def test_an_unused_parameter_is_no_departure() -> None:
 def test_another_configuration_is_not_taken_for_the_drawn_one() -> None:
     _, config = drawn(2)
     made = fit(module(config))
-    other = dataclasses.replace(config, norm_eps=config.norm_eps + 0.01)
-    wrong, _ = compared(other, made)
+    wrong, _ = compared(dataclasses.replace(config, norm_eps=config.norm_eps + 0.01), made)
     assert "norm_eps" in wrong

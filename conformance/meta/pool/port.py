@@ -85,8 +85,7 @@ def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
         offers: the capability that the port offers besides its forward pass, or `all`.
     """
     module = modules_with(tuple(pool()[bug] if isinstance(bug, str) else bug for bug in bugs))
-    base = module.Port if offers else module.Model
-    made = type("Built", (base,), {"taps": taps})
+    made = type("Built", (module.Port if offers else module.Model,), {"taps": taps})
     if offers in ("", "all"):
         return lambda config, parameters, dtype="float32": made(config, parameters, dtype)
 

@@ -124,7 +124,7 @@ def contradicting(lines: Mapping[str, str]) -> list[str]:
         role, said = ours.split(".")[-2], called(line)
         if role in WORDS and len(said) == 1 and said != {role} and {role, *said} <= set(WORDS):
             one = min(said)
-            found.append(f"{ours} is {line}, although this name suggests {one}: loading by name gives wrong weights")
+            found.append(f"{ours} is {line}, a name that suggests {one}: loading tensors by name gives wrong weights")
     return found
 
 

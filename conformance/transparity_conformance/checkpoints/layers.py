@@ -129,8 +129,7 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
             "layer_types": (),
             "layer_overrides": {},
         }
-        bare = _of(config, 0, rows.stop - rows.start, **of_layers)
-        yield Piece(says, bare, block)
+        yield Piece(says, _of(config, 0, rows.stop - rows.start, **of_layers), block)
 
 
 @dataclass(frozen=True, eq=False)

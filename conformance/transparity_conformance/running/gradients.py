@@ -180,7 +180,7 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the parameter whose name equals the name of each tensor, except for a prefix of one of the names. A
+    """Find the parameter with the name of each tensor, where one of both names may have an additional prefix. A
     parameter's gradient includes the gradients of its copies."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():

@@ -100,8 +100,7 @@ def _packages_of(model: Any) -> Iterator[str]:
     function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
     if not hasattr(function, "__globals__"):
         function = type(model).__call__
-    cells = getattr(function, "__closure__", None) or ()
-    for value in [cell.cell_contents for cell in cells]:
+    for value in [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]:
         yield from (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     for value in getattr(function, "__globals__", {}).values():
         name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)

@@ -96,8 +96,7 @@ class Mapped(NDArrayOperatorsMixin, InBlocks):
 
     def changed(self, change: Change) -> Mapped:
         """Return the matrix with an elementwise change, which is applied when a block is read."""
-        casts = (*self.casts, change, self.dtype)
-        return self._as(casts, is_transposed=self.is_transposed)
+        return self._as((*self.casts, change, self.dtype), is_transposed=self.is_transposed)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the converted blocks of rows of the tensor in the file, each with the slice of its rows."""

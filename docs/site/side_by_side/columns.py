@@ -102,10 +102,9 @@ def _section(subject: str, name: str, shown: Columns) -> str:
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
     listed = [definition.statements if definition else () for definition in found]
-    rows = aligned([[statement.text for statement in statements] for statements in listed])
     cells = [
         [statements[index] if index is not None else None for statements, index in zip(listed, row, strict=True)]
-        for row in rows
+        for row in aligned([[statement.text for statement in statements] for statements in listed])
     ]
     main = _main(subject)
     body = "".join(_row(subject, row, shown) for row in cells)

@@ -610,7 +610,7 @@ class TransformerConfig:
 
     @functools.cached_property
     def input_kinds(self) -> dict[str, str]:
-        """The key of `INPUTS` for each stack."""
+        """For each stack, the kind of its input, which is a key of `INPUTS`."""
         return {
             stack: next(kind for kind in reversed(INPUTS) if INPUTS[kind].is_read(self, stack)) for stack in self.stacks
         }

@@ -34,7 +34,7 @@ def attention(
     """softmax(softcap(query · keyᵀ · scale) + bias) · value, in blocks of queries.
 
     Dividing the weighted sum of the values by the sum of the weights needs fewer divisions than dividing each weight. A
-    block skips the keys after its last visible key, unless a query of the block sees no key and so all keys equally.
+    block skips the keys after its last visible key, unless a query has no visible key and therefore weighs all keys.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

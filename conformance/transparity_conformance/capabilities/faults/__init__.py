@@ -159,14 +159,13 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     if ranks == 1:
         return []
     means = averaged_in_parts("loss-per-rank", "rank", ranks)
-    widths = sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
     padded = [
         SimulatedFault(
             "vocabulary-padded",
             f"the softmax of the loss includes the padding that extends the vocabulary to a multiple of {width}",
             partial(_over_padding, width),
         )
-        for width in widths
+        for width in sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
     ]
     return [*means, *padded]
 

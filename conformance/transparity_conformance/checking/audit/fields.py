@@ -199,9 +199,9 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
         return dataclasses.replace(result, outcome="ignored", says=f"{given} is the same as {before}", residual=left)
     for name, value, config in _readings(variant):
         if (left := probe.left(logits, config, probe.parameters)) is not None:
-            says = f"{given} is the reference's result with {name} {shown(value)}"
+            says = f"{given} equals the reference's result with {name} {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    says = f"{given} is the reference's result neither before nor after the change"
+    says = f"{given} equals the reference's result neither before nor after the change"
     return dataclasses.replace(result, outcome="wrong", says=says)
 
 

@@ -232,8 +232,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
     found = []
     for done, name in enumerate(exercised):
         progress("changing tensors", done, len(exercised))
-        other = port.logits(Edit(), redrawn(file.probe, file.parameters[name]))
-        if file.is_same(other, answer):
+        if file.is_same(port.logits(Edit(), redrawn(file.probe, file.parameters[name])), answer):
             found.append(name)
     again = file.logits(port, Edit(seed=1))
     together = file.stand_in(found, answer) if found else None

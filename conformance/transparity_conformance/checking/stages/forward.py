@@ -200,7 +200,7 @@ def name_form(evidence: Evidence) -> None:
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
-        why = "activations and capabilities: the port returns something other than logits"
+        why = "activations and capabilities: the port does not return logits"
         report = report.adding(not_compared=[why], coverage=coverage_of(evidence.ran.probes.values()))
     is_all = form.has_all_logits and report.verdict == "agrees"
     cause = Cause("answer-form", form.says, None, form.error, float(is_all))

@@ -72,7 +72,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Return small sizes of heads: 3 value heads with 3 key heads or with a single one, as in `config`, else 4 with 2."""
+    """Return small sizes of heads: 3 value heads and 3 or 1 key heads, as in `config`, or else 4 and 2."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -94,7 +94,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return small numbers of experts and groups. Without groups, a token uses all experts only if it does in `config`."""
+    """Return small numbers of experts and groups. Without groups, tokens use all experts if they do so in `config`."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}

@@ -1,7 +1,5 @@
 """The command `transparity`, which `python -m transparity_conformance` also runs."""
 
-from __future__ import annotations
-
 import sys
 
 

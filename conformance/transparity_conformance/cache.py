@@ -4,8 +4,6 @@ Only the command uses the cache: a program that calls the function `check` may h
 call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -5,8 +5,6 @@ The threads of a small matrix product would wait for each other in busy loops. W
 take 1.3 times as much processor time as with one. On a busy machine, checks with two threads take four times as much.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

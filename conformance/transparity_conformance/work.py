@@ -3,8 +3,6 @@
 One unit of work takes about one second on the computer on which the costs below were measured.
 """
 
-from __future__ import annotations
-
 import threading
 
 OPERATION = 4.2e-5

@@ -1,7 +1,5 @@
 """Capabilities that return logits: for documents that are packed into rows, and for a model with LoRA adapters."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

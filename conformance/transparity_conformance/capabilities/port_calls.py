@@ -9,8 +9,6 @@ Nothing can undo an exit of the process, a closed file descriptor or a patched f
 `running.process.isolation` runs a port in its own process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Requests for generated tokens: the weights, the prompts, and the rule that chooses each next token."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace

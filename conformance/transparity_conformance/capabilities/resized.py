@@ -1,7 +1,5 @@
 """The capability `resized`: images of another size, for which a model interpolates its table of positions."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

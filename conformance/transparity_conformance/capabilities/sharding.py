@@ -13,8 +13,6 @@ placements. `*` in a name matches any text. The table lists the placements:
 ranks list an index, they have replicas of the entry. The index −1 marks padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

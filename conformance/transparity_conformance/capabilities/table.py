@@ -1,7 +1,5 @@
 """The table of all capabilities: what a port may do besides its forward pass, such as generation."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping

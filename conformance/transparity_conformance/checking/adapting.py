@@ -1,7 +1,5 @@
 """The command `transparity adapt`: find the tensor that holds each parameter of the reference, and write an adapter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ model, a refusal only excludes the model from the coverage. If the port accepts 
 the verdict is inconclusive.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The check of a port: whether the port is right and, if not, which line is wrong and why."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The command `transparity check`: choose the kind of check and the configurations, and run the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Check a port that is a program: run the program on a bundle with a time limit, and compare its outputs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """The configurations on which a port is checked: presets, a configuration file, or a checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

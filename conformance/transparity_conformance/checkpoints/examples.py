@@ -1,7 +1,5 @@
 """The small models on which loaders are checked, one for each family."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Write models as Hugging Face folders, with the same tables as `importing`; edit such folders to test loaders."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Read untrusted files: check the size before reading, and accept only strict JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Identify the tensors of a checkpoint by dtype, shape and the sha256 of their bytes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

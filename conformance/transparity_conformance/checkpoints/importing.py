@@ -1,7 +1,5 @@
 """Import a checkpoint: convert its configuration and its parameters, and list what was ignored."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math

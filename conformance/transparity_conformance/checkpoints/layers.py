@@ -5,8 +5,6 @@ input t. An untied head with the identity as its weight returns the layer's outp
 layer's model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

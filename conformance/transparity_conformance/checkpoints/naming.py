@@ -1,7 +1,5 @@
 """Tables that map the tensors of Hugging Face files to the parameters of the reference."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -3,8 +3,6 @@
 A file stores experts in MXFP4 as two tensors of bytes, which `load_experts` combines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

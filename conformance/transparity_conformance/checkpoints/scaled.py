@@ -5,8 +5,6 @@ is a float32 number. MXFP4 is the format of gpt-oss's experts: four bits per num
 columns. A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 127) (OCP Microscaling Formats 1.0, §5).
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path

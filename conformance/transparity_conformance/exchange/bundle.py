@@ -4,8 +4,6 @@
 writes its results to one file. Capabilities that need further inputs have separate files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

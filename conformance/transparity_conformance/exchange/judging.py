@@ -1,7 +1,5 @@
 """Judge what a port wrote for a bundle: its activations, and the results of its capabilities."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Iterator

@@ -4,8 +4,6 @@ A bundle contains weights in `parameters.safetensors`, or refers to the tensors 
 manifest with `bundles` describes a folder with several bundles.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

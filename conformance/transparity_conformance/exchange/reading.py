@@ -4,8 +4,6 @@ The checker compares all sizes with the configuration and the files before it lo
 expected values anew, and refuses a bundle whose values differ from the computed values by more than rounding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import partial

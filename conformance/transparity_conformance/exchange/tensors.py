@@ -1,7 +1,5 @@
 """Read untrusted safetensors files: check names, shapes and dtypes before reading any data."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write bundles, which contain weights or refer to the tensors of a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 

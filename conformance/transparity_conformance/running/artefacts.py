@@ -1,7 +1,5 @@
 """The kinds of exported models that can be checked (ONNX, GGUF, Hugging Face folder), and the runtime of each kind."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Call a model's forward pass, with arrays of the model's framework and the model's own names of inputs."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any

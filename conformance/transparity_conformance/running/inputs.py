@@ -1,7 +1,5 @@
 """The arguments of a model's forward pass (inputs, padding mask and settings), and the outputs in its result."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Import a port by name, such as `path/to/file.py:build` or `package.module:build`; or open an exported model."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """ONNX graphs: their inputs, their fixed sizes, and their nodes as operations with source lines."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

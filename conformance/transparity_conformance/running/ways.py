@@ -3,8 +3,6 @@
 The same functions call both models of a comparison, so all differences come from the models.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

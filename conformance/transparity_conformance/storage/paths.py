@@ -1,7 +1,5 @@
 """Test whether an untrusted path is a file or a folder."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test each claim for each subject (backend, dtype, device, mode). The results form the agreement matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Test backends on random configurations. Hypothesis reduces a failure to a small configuration."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 

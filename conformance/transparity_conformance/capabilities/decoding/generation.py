@@ -1,7 +1,5 @@
 """The capabilities `generate` (greedy, sampled, with prompts of different lengths) and `beam_search`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

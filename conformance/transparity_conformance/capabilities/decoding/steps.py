@@ -1,7 +1,5 @@
 """The capability `step`: decoding with a cache. The steps must return the same logits as one forward pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A greedy token is right if it has the largest logit, within rounding. A sampled 
 selects this token, within rounding. A wrong token does not make later tokens wrong.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from transparity.sampling import Sampling

@@ -7,8 +7,6 @@ returns the same results as the edited reference. In each table, the most likely
 Functions in this file create the faults in the loss and in gradient clipping that depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import inspect

@@ -3,8 +3,6 @@
 The checker does not know a port's masks, so it compares the port's runs with each other, and not with the reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ The checker leaves out rows in which a query sees no key, because their gradient
 also leaves out the gradient of the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The capability `loss`. The expected loss is the cross-entropy of the port's own, possibly wrong logits."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence

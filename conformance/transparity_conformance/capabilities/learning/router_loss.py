@@ -5,8 +5,6 @@ mean probability of e. Both f_e and P_e count the tokens of all layers, without 
 (Fedus, Zoph and Shazeer, 2022, equations 4 to 6), each token chooses one expert.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The capability `train`: a few training steps of a tiny model, compared with the reference's steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """The audit of a loader, which runs after the comparison of the forward pass."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The audit of a configuration: if a field changes, the port's result must change like the reference's result."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The audit of a file's tensors. A loader must read every tensor, and must fail if a tensor is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Variants of a model that differ in one field of config.json."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Check a GGUF file: its metadata, its tensors, and the effect of mistakes on the logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The rounding errors of GGUF types. Rounding changes a number by at most one grid step, and preserves the order of
 numbers that share a scale."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gguf

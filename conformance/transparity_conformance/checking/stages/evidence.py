@@ -1,7 +1,5 @@
 """The evidence of a check: the state that all stages share, with the current report."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 A form combines a kind of numbers, such as probabilities (`VALUES`), with an arrangement of axes (`PARTS`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The stages for the forward pass: run the port, record its operations, judge it, and build it again."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ calls can make later results wrong. Examples are a cache that is not reset, grad
 stays on after training. A history therefore mixes forward passes with all other capabilities, in random order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -5,8 +5,6 @@ port may have a method `with_dropout(**tokens)`: a forward pass in training mode
 drop different entries of their shards, but the same entries of a replicated value.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast

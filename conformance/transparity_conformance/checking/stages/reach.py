@@ -1,7 +1,5 @@
 """The stage that calls a port with other lengths, batch sizes and model sizes, if the port agrees on all probes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Families of models: the tables of config.json fields and tensor names, by `model_type`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Marian is a translation model. OPT has only a decoder: BART's decoder with pre-n
 an encoder of log-mel frames and a text decoder; the reference does not compute the spectrogram.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

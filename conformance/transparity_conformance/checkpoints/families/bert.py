@@ -5,8 +5,6 @@ al., 2019) has half of BERT's layers, no token types and no pooler. MPNet (Song 
 heads of RoBERTa, and the relative bias of T5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DeepSeek-V3 (DeepSeek-AI, 2024): latent attention, and grouped experts in all layers except the first few."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

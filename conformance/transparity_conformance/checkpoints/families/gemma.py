@@ -5,8 +5,6 @@ References: Gemma (Mesnard et al., 2024), Gemma 2 (Rivière et al., 2024), the t
 windows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transparity.config import TransformerConfig

@@ -6,8 +6,6 @@ projection with the query, key and value of each head in turn. Falcon has parall
 projections fused by head group.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ projection. The preprocessing of images is not included. The similarity of a tex
 because it needs CLIP's norm and temperature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

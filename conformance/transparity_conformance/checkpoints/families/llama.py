@@ -6,8 +6,6 @@ SmolLM3 (Hugging Face, 2025), some layers have no position encoding (Yang et al.
 2025), the temperature of queries grows with the position.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transparity.config import TransformerConfig

@@ -4,8 +4,6 @@ References: OLMoE (Muennighoff et al., 2024) and gpt-oss (OpenAI, 2025). gpt-oss
 other layer, and clamped gates. Files of gpt-oss store all experts of a layer as one tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

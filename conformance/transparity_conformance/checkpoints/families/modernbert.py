@@ -1,7 +1,5 @@
 """ModernBERT (Warner et al., 2024): two rotary bases, windows in most layers, gated feed-forwards, and few biases."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -4,8 +4,6 @@ Qwen3-Next (Qwen team, 2025) has gated delta networks, gated attention in every 
 and Gu, 2024) is a state-space model without attention or feed-forwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

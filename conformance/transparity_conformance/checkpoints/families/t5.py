@@ -1,7 +1,5 @@
 """T5 (Raffel et al., 2020), T5 1.1 with gated feed-forwards, and T5's encoder without a decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

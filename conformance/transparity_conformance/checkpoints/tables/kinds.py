@@ -1,7 +1,5 @@
 """Layers of several kinds, which differ in windows, positions or feed-forwards."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Rotary positions in config.json: the base, the scaling, and the part of a head that rotates."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping

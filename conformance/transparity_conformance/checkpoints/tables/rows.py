@@ -5,8 +5,6 @@ A row names the fields that it reads, and the values that `transformers` uses if
 its inverse. The functions `as_…` check and convert the value of a field.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

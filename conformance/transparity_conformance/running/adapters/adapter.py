@@ -1,7 +1,5 @@
 """An adapter: a TOML file that maps each parameter of the reference to the port's tensor with this parameter."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

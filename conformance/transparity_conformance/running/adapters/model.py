@@ -1,7 +1,5 @@
 """Build a port's model, read and write its tensors, and call it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import weakref

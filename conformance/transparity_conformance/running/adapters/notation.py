@@ -10,8 +10,6 @@ differences, products and quotients. `{n}` stands for any number: the tensors wh
 stacked. `{i}` is a layer's number, in the line and in the parameter's name. A line can contain no other code.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

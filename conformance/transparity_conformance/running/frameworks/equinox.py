@@ -1,7 +1,5 @@
 """Call Equinox modules, which take a batch or, as Equinox's manual recommends, a single sequence."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

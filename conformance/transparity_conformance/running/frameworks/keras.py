@@ -1,7 +1,5 @@
 """Call models and layers of Keras 3, with any of Keras's backends."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import re

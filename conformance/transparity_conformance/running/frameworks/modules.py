@@ -1,7 +1,5 @@
 """Read and write the tensors of modules of any framework, and find the module that a function uses."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

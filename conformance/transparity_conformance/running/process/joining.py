@@ -4,8 +4,6 @@ Recorded operations are kept only if their values are equal on all ranks, becaus
 activation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

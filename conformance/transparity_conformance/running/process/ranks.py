@@ -1,7 +1,5 @@
 """Run a port on several ranks, with one process per rank; the rest of the checker uses the group like a single port."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

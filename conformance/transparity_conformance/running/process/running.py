@@ -1,7 +1,5 @@
 """Build a port, and run it on probes; every call of the port's code uses `call_port`, which catches its exceptions."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ the bytes of arrays, which cannot run code. Other objects stay in the port's pro
 each of them.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

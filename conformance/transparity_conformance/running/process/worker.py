@@ -1,7 +1,5 @@
 """The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

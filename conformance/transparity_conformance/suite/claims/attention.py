@@ -1,7 +1,5 @@
 """Claims about the attention function, and about properties of attention weights."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Claims that decoding with a cache, in chunks of any size, returns the logits of the full forward pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Claims about five documents (docs/documents.md): a backend computes exactly the printed values and shapes."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Claims that the whole forward pass agrees with the oracle: for presets, all families, and low precision."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Claims about generation: greedy decoding, sampling with shared random numbers, and beam search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

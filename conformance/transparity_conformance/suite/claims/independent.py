@@ -3,8 +3,6 @@
 The reference computes in float64, and differences must be within the oracle's budget.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Claims about single layers, feed-forward networks, norms and recurrences, on random activations."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 These claims need no expected values, so they also test the reference.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Claims that positions follow the formulas of the papers, and that masks agree exactly."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each rank has its shards of the parameters, and its rows of the batch. With seve
 not divisible by their number. All claims of a test session use the same processes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Claims about the loss, its gradients, and optimizer steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

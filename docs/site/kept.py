@@ -17,14 +17,8 @@ LIBRARIES = ("numpy", "torch", "jax", "flax", "safetensors")
 
 
 def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Path = KEPT) -> str:
-    """Return the cached text `name`; compute it by `make` if `inputs` or the project's code have changed.
-
-    Args:
-        name: The name of the text; its file's name starts with it.
-        inputs: Everything that `make` reads, except the project's code and the installed libraries.
-        make: A function that computes the text.
-        folder: The folder of kept texts. `kept` deletes older texts of the same name.
-    """
+    """Return the cached text `name`; compute it by `make` if `inputs` or the project's code have changed. Delete older
+    texts of the same name."""
     path = folder / f"{name}-{digest(code_digest(), *inputs)[:20]}"
     if not path.exists():
         text = make()

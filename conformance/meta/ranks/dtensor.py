@@ -46,7 +46,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> An
 
 
 def build_fused(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Return the wrong port; `found` has the rows of each matrix in the order in which the ranks get them."""
+    """Return the wrong port, in which each rank has the rows that it would get from the concatenated matrix."""
     found = dict(parameters)
     for layer in range(config.num_decoder_layers):
         names = [f"decoder.layers.{layer}.self_attention.{role}.weight" for role in ("query", "key", "value")]

@@ -128,12 +128,8 @@ class Answered:
 
 
 def result(claim: str, worst: Judged, causes: Sequence[Cause], notes: Iterable[str] = ()) -> CapabilityResult:
-    """Return the result of one claim.
-
-    Args:
-        worst: The error to report.
-        causes: Possible causes of an error that exceeds its tolerance, most likely first.
-    """
+    """Return the result of one claim, with the largest error. `causes` may explain an error above its tolerance; the
+    most likely cause is first."""
     claims, notes = (ClaimResult.of(claim, worst.error, worst.budget, worst.where),), tuple(notes)
     if not worst.is_wrong:
         return CapabilityResult(claims, notes=notes)

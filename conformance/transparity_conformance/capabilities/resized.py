@@ -81,7 +81,7 @@ _others: dict[str, Callable[[Grid], tuple[Grid, Resampling]]] = {
     "positions are interpolated for a square image with the same number of patches": _square,
 }
 FAULTS = [SimulatedFault("positions-resized", says, simulate) for says, simulate in _others.items()]
-"""Faults whose function `simulate` maps the right grid to the grid and the interpolation of a faulty port."""
+"""Given the right grid, `simulate` of each fault returns the grid and the interpolation of a faulty port."""
 
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:

@@ -54,13 +54,8 @@ DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 def float8_rows(numbers: TensorBytes, scale: np.ndarray, block: tuple[int, int], place: slice) -> np.ndarray:
-    """Read some rows of a float8 matrix as float32; each product with a scale is rounded once.
-
-    Args:
-        numbers: the matrix as bytes.
-        scale: the factor of each block, a float32 matrix.
-        block: the numbers of rows and columns of a block; the last blocks may be smaller.
-    """
+    """Read some rows of a float8 matrix as float32. Each number is multiplied by the `scale` of its `block` (rows,
+    columns); the product is rounded once."""
     import ml_dtypes  # imported here, because the command line rarely needs it
 
     (count, width), (high, wide) = (place.stop - place.start, numbers.shape[1]), block
@@ -83,14 +78,8 @@ BLOCK = 32
 
 
 def mxfp4_rows(blocks: TensorBytes, scales: TensorBytes, wide: int, begin: int, step: int, place: slice) -> np.ndarray:
-    """Read some rows of an MXFP4 matrix as float32, which is exact except for the smallest exponents.
-
-    Args:
-        blocks: the numbers, two in each byte.
-        scales: the exponents, one for each 32 columns.
-        wide: the number of columns.
-        begin, step: the matrix has the rows begin, begin + step, … of both tensors.
-    """
+    """Read the rows begin, begin + step, … of an MXFP4 matrix with `wide` columns as float32. The numbers are exact,
+    except for the smallest exponents."""
     first, count = begin + place.start * step, max(0, (place.stop - place.start - 1) * step + 1)
     packed = blocks.read(first * wide // 2, count * wide // 2).reshape(count, wide // 2)[::step]
     exponents = scales.read(first * wide // BLOCK, count * wide // BLOCK).reshape(count, -1)[::step]

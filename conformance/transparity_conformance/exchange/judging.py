@@ -31,18 +31,10 @@ NO_TOKEN = -1
 def compare(
     folder: Path, actual: Path, checkpoint: Path | None, progress: Progress, *, logits_only: bool = False
 ) -> Iterator[Report]:
-    """Judge the results for a bundle, or for several bundles in a folder; yield a report for each bundle.
-
-    Args:
-        folder: The bundle, or the folder with several bundles.
-        actual: The file with results. For several bundles, this is a folder with one file per bundle, named after the
-            bundle.
-        checkpoint: The checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
-            bundle's own weights.
-        progress, logits_only: The same as for `judge`.
-
-    Raise `TransparityError` if a bundle, a file with results, or the checkpoint is invalid.
-    """
+    """Judge the results for a bundle, or for several bundles in a folder; yield a report for each bundle. For several
+    bundles, `actual` is a folder with one file per bundle, named after the bundle. The default of `checkpoint` is the
+    checkpoint inside the bundle, or the bundle's own weights. Raise `TransparityError` if a bundle, a file with
+    results, or the checkpoint is invalid."""
     manifest = read_manifest(folder) if is_file(folder / MANIFEST) else None
     if not isinstance(manifest, Several):
         bundle = read_bundle(folder, checkpoint, progress)

@@ -45,14 +45,8 @@ def read_tensors(
     path: Path, expected: Shapes, dtypes: Collection[str], *, optional: bool = False, integers: Collection[str] = ()
 ) -> Lazy:
     """Return the tensors of a file; a tensor is loaded when it is used. Tensors in float16 or bfloat16 become float32.
-
-    Args:
-        path: The file.
-        expected: The shapes by name. Other tensors are not allowed.
-        dtypes: The allowed dtypes.
-        optional: Whether tensors may be missing.
-        integers: The names of tensors that must have a dtype in `INTEGERS` instead.
-    """
+    `expected` has the shapes of all allowed tensors, some of which may be missing if `optional` is true. Tensors in
+    `integers` must have a dtype in `INTEGERS`, and all others a dtype in `dtypes`."""
     file = opened(path)
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in found.items():

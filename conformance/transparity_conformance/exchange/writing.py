@@ -64,18 +64,9 @@ def export_bundle(
 def export_for(
     checkpoint: Path, folder: Path, *, head: str | None, dtype: str, progress: Progress, name: str | None = None
 ) -> str:
-    """Write a bundle that refers to a checkpoint; return a sentence about its contents and its size.
-
-    Raise `TransparityError` if the checkpoint cannot be imported, or if the folder contains other files.
-
-    Args:
-        checkpoint: A Hugging Face folder.
-        folder: A folder that is new, empty, or contains a bundle.
-        head: The output of an encoder, as in `import_checkpoint`.
-        dtype: The precision of the port, on which the tolerances depend.
-        progress: Called for each file that is hashed.
-        name: The name in reports, by default the name of the family.
-    """
+    """Write a bundle that refers to the Hugging Face folder `checkpoint`; return a sentence about its contents and its
+    size. The tolerances depend on `dtype`, the precision of the port. `name` is the name in reports, by default the
+    family. Raise `TransparityError` if the checkpoint cannot be imported, or if `folder` contains other files."""
     check_dtype(dtype)
     imported = import_checkpoint(checkpoint, head)
     name = name or imported.model_type

@@ -124,13 +124,8 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 
 
 def called(model: Any, config: TransformerConfig, framework: str | None = None) -> Callable[..., Any]:
-    """Return the forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients.
-
-    Args:
-        model: A module, or a function of token ids.
-        config: The configuration, which determines the inputs.
-        framework: The framework of the model's arrays; None to detect it from the model.
-    """
+    """Return the forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients. `framework` is
+    the framework of the model's arrays; None to detect it."""
     if (kind := kind_of(model)) is not None:
         own: Callable[..., Any] = call_port(kind.forward_of, model, config)
         return own

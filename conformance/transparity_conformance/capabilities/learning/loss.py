@@ -56,15 +56,8 @@ def as_loss(value: Any) -> np.ndarray:
 def judge_losses(
     name: str, losses: Mapping[str, float], forward: ForwardPass, likely: Sequence[SimulatedFault] = ()
 ) -> tuple[CapabilityResult, Loss | None]:
-    """Compare losses with the reference; `name` is the name of the claim.
-
-    Args:
-        forward: The logits of the same port, from which the expected losses are computed.
-        likely: The faults to try first.
-
-    Returns:
-        The result, and the loss function that the port seems to compute, or None if no known function fits.
-    """
+    """Compare losses with the losses of the port's own logits; `name` is the name of the claim. Also return the loss
+    function that the port seems to compute, or None if no known function fits. Try the faults `likely` first."""
     if not losses:
         return not_compared(f"{name}: no probe has both logits and targets that are not padding"), None
     probes, logits = forward.probes, forward.logits

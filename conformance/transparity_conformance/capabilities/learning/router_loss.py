@@ -124,11 +124,8 @@ def _oracle(probe: Probe, rule: Rule) -> Oracle:
 
 
 def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tuple[CapabilityResult, Rule]:
-    """Judge the sum of the cross-entropy and the auxiliary loss.
-
-    Returns:
-        The result, and the rule that the port seems to compute; `load_balancing_loss` if no rule fits.
-    """
+    """Judge the sum of the cross-entropy and the auxiliary loss. Also return the rule that the port seems to compute;
+    `load_balancing_loss` if no rule fits."""
     claim = f"gradients.{OPTION}.loss"
     if loss is None:
         return CapabilityResult(), load_balancing_loss

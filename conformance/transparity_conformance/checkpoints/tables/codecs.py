@@ -149,14 +149,8 @@ class Family:
         always: Fields | None = None,
         **changes: Any,
     ) -> Family:
-        """Return a copy of the family with some differences.
-
-        Args:
-            rows: Further rows; a row replaces an existing row of the same name.
-            without: The names of rows to leave out.
-            defaults: Other values that transformers uses for missing fields.
-            always: Further fields of `TransformerConfig` that are equal in all models.
-        """
+        """Return a copy of the family with further `rows`, without the rows named `without`, and with further values in
+        `defaults` and `always`. A row replaces an existing row of the same name."""
         merged = {row.name: row for row in self.rows}
         for name in without:
             del merged[name]

@@ -14,14 +14,8 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """One test of the checker.
-
-    Attributes:
-        name: a description.
-        run: returns the outcome.
-        kind: the kind of trials that a measure counts together.
-        wanted: the right answer, if the measures need it.
-    """
+    """One test of the checker. `run` returns the outcome. A measure counts trials of one `kind` together, and may
+    compare the outcome with the right answer, `wanted`."""
 
     name: str
     run: Callable[[], dict[str, Any]]

@@ -13,13 +13,8 @@ SHORT, LONG = 5, 32
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that people use to judge a port.
-
-    Attributes:
-        says: the rule in words.
-        tokens: the length of its input.
-        passes: decides from the port's logits and the expected logits, both (tokens, vocab).
-    """
+    """A rule that people use to judge a port, stated in `says`. `passes` takes the port's logits and the expected
+    logits, both (tokens, vocab)."""
 
     says: str
     tokens: int

@@ -24,12 +24,8 @@ ACCEPTED = "accepted"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one input.
-
-    Attributes:
-        what: `accepted`, a verdict, or the type of the error.
-        violation: the promise that was broken, or an empty string.
-    """
+    """The outcome of one input. `what` is `accepted`, a verdict, or the type of the error. `violation` is the promise
+    that was broken, or an empty string."""
 
     what: str
     seconds: float = 0.0

@@ -77,13 +77,9 @@ def modules_with(bugs: tuple[Bug, ...]) -> Any:
 
 
 def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
-    """Return `build(config, parameters, dtype="float32")` of the port with bugs.
-
-    Args:
-        bugs: rows of the pool, or their ids.
-        taps: whether the port returns all of its taps instead of only its logits.
-        offers: the capability that the port offers besides its forward pass, or `all`.
-    """
+    """Return `build(config, parameters, dtype="float32")` of the port with bugs, which are rows of the pool or their
+    ids. With `taps`, the port returns all of its taps instead of only its logits. `offers` is the capability that the
+    port offers besides its forward pass, or `all`."""
     module = modules_with(tuple(pool()[bug] if isinstance(bug, str) else bug for bug in bugs))
     made = type("Built", (module.Port if offers else module.Model,), {"taps": taps})
     if offers in ("", "all"):

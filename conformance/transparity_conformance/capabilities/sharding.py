@@ -111,15 +111,9 @@ def _words(value: Any) -> dict[str, Any]:
 
 
 def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, shape: Any = None) -> Joined:
-    """Combine the values of all ranks into the value of the whole model.
-
-    Args:
-        name: The name of the tap or parameter, for messages.
-        values: The value of each rank, or None if the rank returned no value.
-        shape: The expected shape, if known. Declared padding is removed to obtain this shape.
-
-    Raise `PortError` if the values contradict the declared placement.
-    """
+    """Combine the values of all ranks into the value of the whole model; None stands for a rank that returned no value.
+    If the expected `shape` is known, remove declared padding to obtain this shape. Raise `PortError` if the values
+    contradict the declared placement."""
     if placement.kind == "rank":
         found = values[placement.number]
         if found is None:

@@ -42,14 +42,9 @@ def check_command(
     ranks: int = 1,
 ) -> Report:
     """Run a program and compare its outputs. The verdict is `agrees` only if the program also exits normally. Raise
-    `BundleError` if the program writes no valid output file. `check` documents the other arguments.
-
-    Args:
-        command: The program with its arguments. The time limit `timeout` is in seconds.
-        name: The name of the preset, or `config` for any other configuration.
-        sections: The optional sections to write into the bundle.
-        ranks: The number of processes. Each process gets its rank in the environment, and writes its own output file.
-    """
+    `BundleError` if the program writes no valid output file. `name` is the name of the preset, or `config` for any
+    other configuration. Each of `ranks` processes gets its rank in the environment, and writes its own output file.
+    `check` documents the other arguments."""
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)

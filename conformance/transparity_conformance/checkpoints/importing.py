@@ -34,13 +34,9 @@ MOST_NAMED = 100
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, and the folder that contains them.
-
-    Args:
-        is_ours: Whether `export_checkpoint` wrote the folder.
-        stored_as: The format of matrices that are stored with scales; empty if no matrix has scales.
-        no_gradients: The reason why gradients are not compared; empty if the checker compares gradients.
-    """
+    """All parameters of a checkpoint, and the folder that contains them. If `is_ours`, `export_checkpoint` wrote the
+    folder. `stored_as` is the format of matrices with scales, and `no_gradients` is the reason why gradients are not
+    compared; both may be empty."""
 
     def __init__(
         self,

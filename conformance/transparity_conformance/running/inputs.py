@@ -220,13 +220,9 @@ key "" is for an unknown head."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
-    """Return the activations in a forward pass's result by name, without reading their values.
-
-    Args:
-        returned: The logits, a tuple or list that starts with the logits, a dict of activations, or an object with
-            `.logits`. A model without logits returns an object with `.last_hidden_state` or `.pooler_output`.
-        config: The model's configuration, whose head determines which attribute is used.
-    """
+    """Return the activations in a forward pass's result by name, without reading their values. The result may be the
+    logits, a tuple or list that starts with the logits, a dict of activations, or an object. The head in `config`
+    determines which attribute of an object is used, such as `.logits` or `.last_hidden_state`."""
     for name in OUTPUTS[config.head]:
         found = getattr(returned, name, None)
         if found is not None and not callable(found):

@@ -21,13 +21,8 @@ from transparity_conformance.suite.ranks import RemoteBackend
 
 
 class Bench:
-    """A subject (a backend with dtype, device and mode), with cached models and access to single functions.
-
-    Args:
-        subject: The name, dtype, device and mode of a backend.
-        build: A backend to use instead of the installed backend with this name.
-        parts: The harness of `build`, which gives access to single functions and modules; None without a harness.
-    """
+    """A subject (a backend with dtype, device and mode), with cached models and access to single functions. `build`
+    replaces the installed backend with the name of the subject. `parts` is the harness of `build`, or None."""
 
     def __init__(self, subject: BackendSubject, build: Backend | None = None, parts: Harness | None = None) -> None:
         self.subject, self.claim = subject, ""

@@ -49,13 +49,8 @@ class RanksError(RuntimeError):
 
 
 class Ranks:
-    """The processes of several ranks on the CPU; each process runs every task.
-
-    Args:
-        module: The name of the module with the sharded backend.
-        count: The number of processes.
-        devices: The number of devices that XLA simulates in each process.
-    """
+    """The processes of several ranks on the CPU; each process runs every task. The sharded backend is in `module`. In
+    each process, XLA simulates the given number of `devices`."""
 
     def __init__(self, module: str, count: int, devices: int) -> None:
         methods = multiprocessing.get_all_start_methods()

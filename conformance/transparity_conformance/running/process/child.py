@@ -184,19 +184,11 @@ TAIL = 2000
 
 
 def run_together(command: str, bundle: Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float) -> str:
-    """Run a program on a bundle, with several copies in parallel. If one copy fails, stop the others, because they may
-    wait for the failed copy. Return a sentence with the reason of the failure; empty if every exit code is 0.
-
-    Args:
-        command: The program and its arguments, split as by a shell, but run without a shell. `{bundle}` and `{actual}`
-            stand for the two paths. If the command contains neither text, both paths are
-            appended.
-        bundle: The folder that the program reads.
-        copies: For each copy, the output file and additional environment variables.
-        timeout: The number of seconds after which the program and its descendants are stopped.
-
-    Raises `BundleError` if the program cannot be started.
-    """
+    """Run a program on the folder `bundle`, with several copies in parallel. Each of `copies` has an output file and
+    additional environment variables. `{bundle}` and `{actual}` in `command` stand for the two paths; if the command
+    contains neither text, both paths are appended. No shell runs the command. If one copy fails or takes more than
+    `timeout` seconds, stop all copies, because they may wait for the failed copy. Return a sentence with the reason of
+    the failure; empty if every exit code is 0. Raise `BundleError` if the program cannot be started."""
     programs: list[tuple[subprocess.Popen[bytes], _Tail]] = []
     deadline = time.monotonic() + timeout
     try:

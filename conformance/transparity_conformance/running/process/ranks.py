@@ -24,17 +24,11 @@ from transparity_conformance.running.process.wire import Handle, Recorded, with_
 
 
 class ProcessGroup:
-    """The processes of a port, one per rank, which answer every request together.
-
-    Args:
-        spec: The port's name, `file.py:build` or `module:build`.
-        timeout: The number of seconds within which an answer must arrive.
-        adapter: The path of an adapter; empty for a model that keeps its own weights; None for a `build` or a loader.
-        ranks: The number of processes.
-        is_launched: Whether the port is distributed: each process gets the environment variables of a rank, and answers
-            are joined. If false, there is one process.
-        is_small: Whether all models are small, so that the processes use one thread, and XLA skips its slow passes.
-    """
+    """The processes of a port, one per rank, which answer every request together within `timeout` seconds. `adapter` is
+    the path of an adapter; empty for a model that keeps its own weights; None for a `build` or a loader. If
+    `is_launched` is true, the port is distributed: each process gets the environment variables of a rank, and answers
+    are joined. If `is_small` is true, all models are small: the processes use one thread, and XLA skips its slow
+    passes."""
 
     def __init__(
         self,

@@ -1,5 +1,3 @@
-"""Fixtures: the installed backends, and an empty cache for the session."""
-
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 

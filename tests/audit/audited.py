@@ -1,5 +1,3 @@
-"""Edit the source of a correct loader, and audit a loader."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -184,7 +184,8 @@ def with_router_loss(rule: Callable[[list[torch.Tensor], int], torch.Tensor]) ->
             logits = forward.model(**given, tap=recording(taps))
             layers = [value.flatten(0, 1) for name, value in taps.items() if name.endswith("router_logits")]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
-            loss = loss + router_aux_loss_coef * rule(layers, config.experts_per_token)
+            auxiliary = rule(layers, config.experts_per_token)
+            loss = loss + router_aux_loss_coef * auxiliary
             named = dict(forward.model.named_parameters())
             found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
             return float(loss.detach()), {n: each.numpy() for n, each in zip(named, found, strict=True)}

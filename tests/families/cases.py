@@ -1,5 +1,3 @@
-"""The models with which tests compare the families, from cases.toml."""
-
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,5 +1,3 @@
-"""Helpers for tests of recorded operations: the code of their lines, and the data flow between operations."""
-
 import linecache
 from typing import Any
 

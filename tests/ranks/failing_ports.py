@@ -1,5 +1,3 @@
-"""Ports that fail in different ways, only on the last rank."""
-
 import functools
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Fixtures: checkpoints from which artifacts are made, and a check of an artifact from the command line."""
-
 import json
 import os
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""The made-up variants in JAX."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The made-up variants in NumPy."""
-
 import math
 from typing import Any
 

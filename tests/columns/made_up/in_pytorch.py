@@ -1,5 +1,3 @@
-"""The made-up variants in PyTorch."""
-
 import math
 from typing import Any
 

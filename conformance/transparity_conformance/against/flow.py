@@ -23,7 +23,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change that replaces a whole segment. `DataFlow.through` ignores this change when it runs the segment."""
+    """A change that replaces a whole segment. `DataFlow.through` runs the segment without this change."""
 
     change: Change
 

@@ -212,7 +212,6 @@ def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
 
 
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""The largest relative rounding error of each dtype."""
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:

@@ -29,7 +29,7 @@ emulated: Any = importlib.import_module("torch._numpy")
 
 
 def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of: Callable[[Any], Any]) -> Program:
-    """Record a call in float64. `answer_of` selects the array to compare from the result."""
+    """Record a call in float64. `answer_of` selects the array to compare."""
     names: dict[int, str] = {}
 
     def wrapped(name: str, array: np.ndarray) -> Any:
@@ -55,7 +55,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A recorder that turns constant tensors without axes back into Python numbers, as in the source code."""
+    """Turns constant tensors without axes back into Python numbers, as in the source."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":
@@ -102,7 +102,6 @@ def _other(value: Any, whole: _Namespace) -> Any:
 
 
 def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: Any) -> Any:
-    """Call a function of NumPy or SciPy on arrays of `torch._numpy`."""
     if method != "__call__":
         return NotImplemented
     special = getattr(torch.special, function.__name__, None)
@@ -130,7 +129,7 @@ class _Namespace(ModuleType):
 
 
 def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
-    """Call a NumPy function that `torch._numpy` lacks; record the call as one operation."""
+    """Call a NumPy function that `torch._numpy` lacks, as one recorded operation."""
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)

@@ -151,7 +151,7 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
-    """Return the common kind and eps of the norms, and record a remark for each norm with another eps."""
+    """Return the norms' common kind and eps; add a remark for each norm with another eps."""
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
     others = eps_besides(named, kind, eps)

@@ -108,7 +108,6 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
 
 
 def tensor_of(sublayer: Sublayer) -> str:
-    """Return the module's name of a sublayer's first tensor."""
     if isinstance(sublayer, Attention):
         return sublayer.query.name
     if isinstance(sublayer, Experts):
@@ -170,8 +169,7 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 
 
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
-    """Return the sublayers with the reference's names. Raise `FitError` unless each layer ends with a feed-forward, or
-    no layer has a feed-forward."""
+    """Return the sublayers by name. Raise `FitError` unless each layer or no layer ends with a feed-forward."""
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
     has_none = not any(isinstance(each, FeedForward | Experts) for each in found)
@@ -210,7 +208,7 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int, norms: Nor
 
 
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """Return the head of a model that returns a vector per row: a pooled state or classes, possibly with a pooler."""
+    """Return the head of a model with one vector per row: a pooled state or classes."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:

@@ -39,12 +39,12 @@ class TapReached(Exception):  # noqa: N818 - not an error
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """Raised if faults exclude each other: for example, one fault removes a tap that another fault changes."""
+    """Faults exclude each other: for example, one fault removes a tap that another changes."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert all exceptions except `errors` to `Impossible`, because the faults may make the computation fail."""
+    """Convert all exceptions except `errors` to `Impossible`, because faults may make the computation fail."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -56,11 +56,11 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A walk without faults. Walks with faults reuse the values before their first fault."""
+    """A walk without faults, whose values other walks reuse before their first fault."""
 
     computed: MutableMapping[str, np.ndarray]
     taps: Mapping[str, np.ndarray]
-    """The values with which the walk continues: the port's values at recorded taps, computed values at all others."""
+    """The port's values at recorded taps, computed values at all others."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
@@ -123,17 +123,14 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults, and the parameters and taps that the faults change."""
-
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
     downstream: list[str] = field(default_factory=list)
-    """The taps at which a fault changes the value with which the walk continues."""
+    """The taps at which a fault changes the value that the walk continues with."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """Return the model with the faults' changes of the configuration and of the `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -185,7 +182,6 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap after the changes of all faults."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -230,14 +226,14 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` contains the values of
-    the walk with `values`."""
+    """Return the taps that depend on `tap` directly, without another tap of `values` in between. `ours` are the walk's
+    values."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return different values of similar size: reverse every axis, then scale and shift the values a little."""
+    """Return different values of similar size: reverse every axis, then scale and shift a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.02 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
 
@@ -252,8 +248,8 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return the budget (tolerance) of each segment, from rounding errors in `dtype` with `neighbours` sets of slightly
-    changed weights. `truth` is the same walk in float64, if it is already known."""
+    """Return each segment's budget, from rounding in `dtype` with `neighbours` changed sets of weights. `truth` is the
+    walk in float64."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}
@@ -271,6 +267,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each element by up to half an ulp at random, because a port may continue with unrounded values."""
+    """Change elements by up to half an ulp, because a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

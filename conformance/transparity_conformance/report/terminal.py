@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATIENCE = 2.0
-"""The seconds after which the progress bar appears."""
+"""Seconds before the progress bar appears."""
 
 
 def print_text(text: RenderableType) -> None:
-    """Print to standard output without markup, highlighting and trailing spaces."""
+    """Print without markup, highlighting and trailing spaces."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -56,7 +56,7 @@ def plain_table(**options: object) -> Table:
 
 @contextmanager
 def progress_bar(about: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar in a terminal after `PATIENCE` seconds; `about` returns a text to show with each step."""
+    """Show a progress bar after `PATIENCE` seconds; `about` returns a text for each step."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

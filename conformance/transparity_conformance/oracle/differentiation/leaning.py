@@ -19,7 +19,7 @@ from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""One array (directions, size) for each axis of a parameter. Direction k is the outer product of the arrays' rows k."""
+"""One array (directions, size) per axis of a parameter. Direction k is the outer product of the rows k."""
 
 
 class Leaning(NDArrayOperatorsMixin):
@@ -62,7 +62,6 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return this object; raise `TypeError` unless the object has the dtype `dtype`."""
         if np.dtype(dtype) != self.dtype:
             raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self
@@ -113,7 +112,7 @@ class Leaning(NDArrayOperatorsMixin):
         raise TypeError("a perturbed parameter cannot be converted to an array")
 
     def _product(self, x: np.ndarray) -> np.ndarray:
-        """Return x · wᵀ + i·h · (x · right) leftᵀ, where the vectors `left` and `right` are the perturbation."""
+        """Return x · wᵀ + i·h · (x · right) leftᵀ, where `left` and `right` are the perturbation."""
         left, right = self.vectors
         # Multiplying the real and imaginary parts separately takes half the time of a complex product.
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
@@ -131,12 +130,12 @@ class Leaning(NDArrayOperatorsMixin):
 
 
 def _over(vectors: np.ndarray, ndim: int) -> np.ndarray:
-    """Reshape vectors (batch, size) to `ndim` axes: (batch, 1, …, 1, size)."""
+    """Reshape (batch, size) to `ndim` axes: (batch, 1, …, 1, size)."""
     return vectors.reshape(len(vectors), *[1] * (ndim - 2), -1)
 
 
 def along(gradient: Any, directions: Directions) -> np.ndarray:
-    """Return the product of a gradient and each direction, in float64; a matrix is read in blocks of rows."""
+    """Return the products of a gradient and each direction in float64, by blocks of rows."""
     if len(directions) == 1:
         return directions[0] @ np.asarray(gradient, np.float64)
     left, right = directions
@@ -152,12 +151,7 @@ def repeated(value: np.ndarray, times: int) -> np.ndarray:
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the perturbation vectors for the rows of stacked batches, with zeros for rows of unperturbed batches.
-
-    Args:
-        mine: {number of a perturbed batch: number of its direction in `parts`}.
-        count, size: The number of batches, and the number of rows in a batch.
-    """
+    """Return the perturbations of stacked batches, of `size` rows each; `mine` maps perturbed batches to directions."""
     found = [np.zeros((count, part.shape[1])) for part in parts]
     for whole, part in zip(found, parts, strict=True):
         whole[list(mine)] = part[list(mine.values())]
@@ -165,6 +159,6 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether each row of a batch can have its own perturbation. In training, batch norm mixes the rows. Experts
-    get a list of tokens, without the axis of rows."""
+    """Return whether each row can have its own perturbation. Batch norm mixes rows in training; experts get no axis of
+    rows."""
     return not (training and config.norm == "batch") and not most_experts(config)

@@ -1,8 +1,5 @@
-"""Compare a port with a reference on many inputs, and find the lines that differ and the cause.
-
-The cause is an edit: a change of the reference's computation after which the reference computes the port's values. An
-edit may explain one call by chance, so the search confirms the edit on all other calls.
-"""
+"""Find the lines that differ, and an edit of the reference that explains every call, because one call may agree by
+chance."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Find every departure: an operation of the port whose value the reference does not compute.
-
-The search tries edits of the reference, until the reference computes the port's values. If no edit explains a
-departure, the reference continues with the port's value, so that later departures can be found.
-"""
+"""Find every departure: an operation of the port whose value the reference does not compute. If no edit explains a
+departure, the reference continues with the port's value, so that later departures can be found."""
 
 from __future__ import annotations
 

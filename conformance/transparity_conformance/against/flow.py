@@ -1,8 +1,5 @@
-"""The data flow of a program: which values depend on the main input, and which values dominate other values.
-
-A dominator of a value is an earlier value on every path from the inputs to this value. A segment consists of the steps
-between a dominator and the value.
-"""
+"""The data flow of a program. A dominator of a value is an earlier value on every path from the inputs to this
+value."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Faults of inputs: image patches, audio frames, the attention mask and token types.
-
-A missing key bias (as in Whisper) is no fault, because a key bias shifts all scores of a query equally.
-"""
+"""Faults of image patches, audio frames, the attention mask and token types. A missing key bias (as in Whisper) is no
+fault, because a key bias shifts all scores of a query equally."""
 
 from __future__ import annotations
 

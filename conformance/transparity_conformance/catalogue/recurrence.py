@@ -1,8 +1,4 @@
-"""Faults of recurrences, and of attention gates.
-
-A recurrence has convolutions, queries and keys of unit length, decays, update strengths, an update rule and a gated
-norm.
-"""
+"""Faults of recurrences, and of attention gates."""
 
 from __future__ import annotations
 

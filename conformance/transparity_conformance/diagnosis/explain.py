@@ -1,8 +1,4 @@
-"""Find causes: faults that, put into the reference, make the reference compute the port's values.
-
-The search tries single faults, then faults with a fitted number, then combinations. A complete explanation leaves a
-difference within the budget on every probe. `Explanation.remains` marks an incomplete explanation.
-"""
+"""Find causes: single faults, then faults with a fitted number, then combinations that make the reference agree."""
 
 from __future__ import annotations
 

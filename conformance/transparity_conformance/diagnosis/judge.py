@@ -68,16 +68,8 @@ def judge(
     answer: Answer | None = None,
 ) -> Report:
     """Compare the activations of a port with the reference, and search for causes. If Ctrl-C ends the search, raise
-    `Interrupted` with the report.
-
-    Args:
-        needs_logits: Whether to skip probes for which the port returned no logits.
-        not_compared: Further lines for the list *Not compared* of the report.
-        repeated: The claim that two runs of the port are equal.
-        located: A function that gets the report before the search for causes starts.
-        ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
-        answer: The port's logits, if operations of the port were matched with taps by value.
-    """
+    `Interrupted` with the report. `located` gets the report before the search starts. `ranks` is 1 if the port is also
+    wrong on a single rank. `answer` has the port's logits, if operations were matched with taps by value."""
     with np.errstate(all="ignore"):  # a port may return NaN or infinity
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
         measured = tuple(_measured(results.values(), dtype))

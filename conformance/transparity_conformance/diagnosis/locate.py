@@ -1,10 +1,5 @@
-"""Locate faults: find the wrong segments of a port, and the taps at which the faults may act.
-
-A tap is a named activation, and a segment is the computation between two taps. A right port may compute equivalent
-forms of activations inside a sublayer. For example, a port may scale the query instead of the scores, or omit a key
-bias, which does not change the softmax. A form is equivalent if a single map turns the reference's values into the
-port's values at all rows and positions.
-"""
+"""Find the wrong segments of a port, and the taps at which the faults may act. A right port may compute equivalent
+forms of activations: for example, it may scale the query instead of the scores."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Find a reduced precision that explains all differences between the port and the reference.
-
-A port may round the weights, the results of operations, or the factors of matrix products. For example, tensor cores
-round the factors to TF32 or half precision, and sum in float32. To test this cause, the reference runs on `Factors`,
-arrays that round both factors of each matrix product.
-"""
+"""Find a reduced precision that explains all differences: of weights, of results, or of the factors of matrix
+products."""
 
 from __future__ import annotations
 

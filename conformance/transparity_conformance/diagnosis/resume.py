@@ -1,8 +1,4 @@
-"""Skip the first layers of the reference if the output of the last skipped layer is known.
-
-A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
-reference runs this shorter model, with a tap function that translates the names of activations.
-"""
+"""Skip the first layers of the reference: the other layers are a shorter stack, whose embedding is a known output."""
 
 from __future__ import annotations
 

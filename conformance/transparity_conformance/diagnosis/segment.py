@@ -137,9 +137,8 @@ def layer_of(tap: str) -> str:
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment, which ends at the first tap that depends on all. Return
-    this tap, or "", and the results without the other wrong taps. Join nothing if only one tap is wrong, or a wrong tap
-    was not matched by value."""
+    """Join the wrong activations of a sublayer to one segment, which ends at the first tap that depends on all of them.
+    Return this tap (or "") and the results without the other wrong taps."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:

@@ -1,9 +1,5 @@
-"""A walk: a forward pass of the reference that computes each activation from the port's earlier activations.
-
-At each tap (a named activation), the reference computes a value, but continues with the port's value. A segment is the
-computation between two taps. A fault makes only its own segment wrong, so one walk can show several faults. If the port
-returns only logits, the whole model is one segment.
-"""
+"""A walk: a forward pass of the reference that computes each activation from the port's earlier activations. A fault
+makes only its own segment wrong, so one walk can show several faults."""
 
 from __future__ import annotations
 
@@ -80,16 +76,10 @@ def walk(
     taps: MutableMapping[str, np.ndarray] | None = None,
     choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
-    """Run the reference with the faults in `hypotheses`, and continue with the port's values at `recorded` taps. Return
-    the computed values.
-
-    Args:
-        until: The tap after which the walk ends.
-        index: The number of a set of slightly changed weights, to measure rounding; 0 means the probe's own weights.
-        base: A walk without faults through the same activations, whose values before the first fault are reused.
-        taps: A mapping to fill with the values with which the walk continues.
-        choices: The values of the same walk in float64, which determine the chosen experts.
-    """
+    """Run the reference with faults, and continue with the port's values at `recorded` taps; return the computed
+    values. The walk ends after the tap `until`. `index` selects slightly changed weights, to measure rounding; 0 means
+    the probe's own. `base` is a walk without faults whose values are reused. `taps` receives the values of the walk.
+    `choices` has the walk's values in float64, which determine the chosen experts."""
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
         recorded = neighbour(dict(recorded), index) if index else recorded

@@ -11,11 +11,8 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""The names of hooks: functions that `listening` in numpy.py adds to Python's builtins.
-
-The rewritten code passes each value to the hook `VALUE`, and each operand to `OPERAND`. Both hooks return their
-argument unchanged. After each assignment into an array, the rewritten code calls `WROTE`.
-"""
+"""The names of hooks in Python's builtins. The rewritten code passes each value to `VALUE` and each operand to
+`OPERAND`, which return their argument, and calls `WROTE` after each assignment into an array."""
 
 GENERATED = "__transparity_generated__"
 """The hook for generators and `map`, whose items become operands when the code reads them."""

@@ -1,9 +1,5 @@
-"""Record a PyTorch call as a program: a list of steps that can run again with other values or with changed steps.
-
-The call is recorded in float64. Each cast to another float dtype becomes a cast to float64, so that nothing is rounded.
-Each tensor has an index. A tensor that a step modifies in place gets a new index. Another run of the program therefore
-does not overwrite the values of earlier runs.
-"""
+"""Record a PyTorch call in float64 as a program: steps that can run again with other values or changes. A tensor that a
+step modifies in place gets a new index, so that another run does not overwrite earlier values."""
 
 from __future__ import annotations
 
@@ -154,13 +150,8 @@ class Program:
     def run(
         self, changes: Mapping[int, Change] | None = None, given: Values | None = None, precision: Any = None
     ) -> Values:
-        """Run all steps, and return all values.
-
-        Args:
-            changes: a function that computes the new result of each changed step, by the number of the step.
-            given: tensors that replace some values of `self.given`, by index.
-            precision: the dtype in which the steps compute; None for float64.
-        """
+        """Run all steps in `precision` (None: float64), with `changes` of steps and other `given` tensors; return all
+        values."""
         values = {**self.given, **(given or {})}
         if precision is not None:
             values = {i: each.to(precision) if each.is_floating_point() else each for i, each in values.items()}
@@ -172,16 +163,8 @@ class Program:
     def again(
         self, numbers: Collection[int], values: Values, changes: Mapping[int, Change]
     ) -> tuple[Values, Collection[int]]:
-        """Run the steps `numbers`, and all steps that depend on these steps.
-
-        Args:
-            numbers: the steps to run again.
-            values: the values of an earlier run; they are not modified.
-            changes: the changes of the earlier run, and the new changes.
-
-        Returns:
-            all values, and the indices of the values that this call computed.
-        """
+        """Run the steps `numbers`, and all steps that depend on them, without modifying `values` of an earlier run.
+        Return all values, and the indices of the values that this call computed."""
         now, again = dict(values), set[int]()
         with float64_defaults():
             for step in self.steps[min(numbers, default=len(self.steps)) :]:
@@ -193,13 +176,8 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Run the steps that depend on a changed step, in order; yield each step with the values computed so far.
-
-        Args:
-            number, made: the changed step's number, and the new result of this step.
-            values: the values of an earlier run; they are not modified.
-            changes: the changes of the earlier run.
-        """
+        """Run the steps that depend on the step `number`, whose new result is `made`. Yield each step with the values
+        so far, without modifying the earlier run's `values`."""
         first = self.steps[number]
         now = ChainMap({}, values)
         if isinstance(made, tuple | list):
@@ -236,13 +214,8 @@ class Program:
 
 
 def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:
-    """Record a call of a PyTorch module. All floating-point tensors, of the module and in `inputs`, must be in float64.
-
-    Args:
-        model: the module; its parameters and submodules name the program's values and steps.
-        inputs: the input tensors, by argument name.
-        call: a function that calls the module on the inputs, and returns the tensor to compare.
-    """
+    """Record `call`, which calls a float64 module on float64 `inputs` and returns the tensor to compare. Parameters and
+    submodules of `model` name the program's values and steps."""
     names = {id(value): name for name, value in inputs.items()}
     names |= {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
     modules = {id(module): name for name, module in model.named_modules()}
@@ -362,15 +335,8 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
 
 
 class Recorder:
-    """A recorder that adds each PyTorch operation to a program.
-
-    Args:
-        names: the names of tensors, by `id`.
-        module_names: the paths of modules, by `id`.
-        files: the files whose lines are reported; all files if empty.
-        frames: yields the instructions that run an operation, innermost first; by default, the instructions on Python's
-            stack.
-    """
+    """Adds each PyTorch operation to a program. `names` and `module_names` map an `id` to a name. Only lines of `files`
+    are reported, if given. `frames` yields the instructions that run an operation, by default from Python's stack."""
 
     def __init__(
         self,

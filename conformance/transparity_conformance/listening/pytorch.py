@@ -165,12 +165,9 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 
 
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
-    """Record the scores and weights of fused attention in float64, and return the origins of the attention's output.
-
-    `attention.scores` are the scaled scores. `attention.biased_scores` exist only if an additive mask contains a
-    position bias. `attention.masked_scores` are −∞ where a Boolean mask hides a key. If all keys of a query are hidden,
-    its `attention.weights` are 0.
-    """
+    """Record the scores and weights of fused attention in float64; return the origins of its output.
+    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If all keys are hidden, `attention.weights` are
+    0."""
     import torch
 
     query, key, value = given["query"], given["key"], given["value"]

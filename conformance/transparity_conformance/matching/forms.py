@@ -1,7 +1,4 @@
-"""Convert a port's recorded values to the form of the reference, for a comparison.
-
-A port may loop over heads, rows or tokens, repeat heads, mask scores or preallocate buffers.
-"""
+"""Undo loops, repeated heads, masked scores and preallocated buffers in a port's recorded values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Tolerances, which the code calls budgets: the largest error that rounding explains.
-
-A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × ulp. The ulp is the spacing of
-floating-point numbers near the largest expected value. The floor matters only if a computation is so short that the
-reference makes no error. The attribute `provenance` says how a constant was measured.
-"""
+"""Tolerances (budgets): `factor` × the reference's own error, plus `floor` × ulp of the largest expected value. The
+floor matters only if a computation is so short that the reference makes no error."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""Measure the constants in `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`.
-
-The exit code is 1 if a constant is smaller than its measurement.
-
-A right program may sum in another order than the reference, and a tolerance must cover the resulting error. To measure
-this error, the reference runs on arrays that permute the terms of every sum, which does not change the exact results.
-Backends are not measured, because a backend must not determine its own tolerance.
-"""
+"""Measure the constants in `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`. The
+reference runs on arrays that permute the terms of every sum, as another right program may do. Backends are not
+measured, because a backend must not determine its own tolerance."""
 
 from __future__ import annotations
 

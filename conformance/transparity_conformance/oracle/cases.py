@@ -1,10 +1,6 @@
-"""Cases (small configurations of model families with parts that no preset has), and inputs of real text.
-
-A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no two
-axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row that `like` names, and
-lists only the fields that differ. A single stack reads a passage, with one token per character. An encoder-decoder
-reads pairs of sentences, with one token per word.
-"""
+"""Cases (small configurations of model families with parts that no preset has), and inputs of real text. All sizes of a
+case differ, so that no two axes can be confused. A row of `cases.json` with `like` lists only the fields that differ
+from the row of this name."""
 
 from __future__ import annotations
 

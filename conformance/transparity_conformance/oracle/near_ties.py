@@ -1,9 +1,5 @@
-"""Near-ties of a router: choices of experts that rounding may change.
-
-The choice of experts is the only discontinuous part of a model. If two experts have almost equal scores, rounding may
-change which expert is chosen. Both choices are right, but all later values differ by far more than rounding. The oracle
-therefore measures rounding with fixed choices. `oracle.undetermined` finds the values that depend on a near-tie.
-"""
+"""Near-ties of a router: experts with almost equal scores, whose choice rounding may change. Both choices are right,
+but all later values differ by far more than rounding."""
 
 from __future__ import annotations
 

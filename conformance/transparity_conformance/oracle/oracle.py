@@ -29,16 +29,11 @@ Room = Callable[[], MutableMapping[str, np.ndarray]]
 
 
 class Oracle:
-    """The results of a computation in float64, and the tolerance of each result in any precision.
-
-    The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At each other point, all
-    numbers are multiplied by random factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. The computation at a point imitates another
-    right program (`variants`), and is compared with the result in float64 at the same point. Half precisions are
-    computed in float32 and rounded at every activation, because hardware sums in float32. The error in float64 is the
-    error in float32, scaled by the ratio of their epsilons.
-
-    `watch` is called with the name of each result. `room` creates the mapping for the results.
-    """
+    """The results of a computation in float64, and the tolerance of each result in any precision. Errors are measured
+    at a few points: at point 0, the arrays are unchanged; at others, factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰ multiply
+    them. Each point imitates another right program (`variants`). Half precisions are computed in float32 and rounded at
+    every activation, because hardware sums in float32. `watch` gets the name of each result, and `room` creates a
+    mapping for results."""
 
     def __init__(
         self,

@@ -1,9 +1,5 @@
-"""Probes: models with weights and inputs that reveal faults. With usual initial weights and short prompts, most faults
-have no visible effect.
-
-The weights are drawn so that attention scores have a standard deviation of about 2. Biases are not 0, and gains are
-around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row of a batch reveals other kinds
-of faults (`ROWS`)."""
+"""Probes: models with weights and inputs that reveal faults, which usual initial weights and short prompts hide. All
+sizes of the inputs differ, so that no two axes can be confused."""
 
 from __future__ import annotations
 

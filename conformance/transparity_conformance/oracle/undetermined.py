@@ -1,10 +1,6 @@
-"""Find undetermined values, which depend on a convention for queries that see no key, or on a near-tie of a router.
-
-If a mask hides all keys from a query, no paper specifies the result. The reference weights all keys equally, fused
-kernels return zeros, and an additive mask keeps the differences of the scores. The checker must accept all three
-conventions. To find the values that depend on the convention, the reference runs with two other conventions. To find
-the values that depend on a near-tie (`oracle.near_ties`), the reference runs with the other choice of experts.
-"""
+"""Find values that depend on a convention for queries that see no key, or on a near-tie of a router. The reference
+weights all hidden keys equally, fused kernels return zeros, and an additive mask keeps the differences of scores. The
+checker accepts all three conventions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Print to a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
-
-The functions import the library `rich` when they run, so that messages about wrong usage appear quickly.
-"""
+"""Print to a terminal. The functions import `rich` late, so that messages about wrong usage appear quickly."""
 
 from __future__ import annotations
 

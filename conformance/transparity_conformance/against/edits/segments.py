@@ -1,6 +1,4 @@
-"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment,
-such as a norm or an MLP, consists of the steps between a value and one of its dominators (see `..flow`).
-"""
+"""Edits that leave out, repeat, swap or replace segments: the steps between a value and one of its dominators."""
 
 from __future__ import annotations
 

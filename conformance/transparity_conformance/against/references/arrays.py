@@ -1,8 +1,4 @@
-"""Record a call of a NumPy function as a program of PyTorch operations.
-
-During the call, the name `np` in the reference's files refers to `torch._numpy`, PyTorch's implementation of NumPy. If
-`torch._numpy` lacks a function, NumPy runs this function, and the record contains one operation for the call.
-"""
+"""Record a call of a NumPy function as PyTorch operations: `np` refers to `torch._numpy` in the reference's files."""
 
 from __future__ import annotations
 

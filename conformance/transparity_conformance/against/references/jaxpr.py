@@ -1,8 +1,4 @@
-"""Record a call of a JAX function as a program of PyTorch operations.
-
-JAX traces the function without `jit`, so that `scan` is unrolled and each equation has source lines. PyTorch then
-computes each equation with the equivalent operation.
-"""
+"""Record a call of a JAX function as PyTorch operations. Without `jit`, `scan` is unrolled and equations have lines."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Find the port's tensor for each tensor of the reference, if the tensors have different names.
-
-A choice for a tensor is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses.
-For each choice, the search loads the reference's weights into the port, and compares the values that both
-implementations compute.
-"""
+"""Find the port's tensor for each tensor of the reference, by loading weights into the port and comparing values. A
+choice is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses."""
 
 from __future__ import annotations
 

@@ -116,11 +116,7 @@ OF_LAYERS = ("layers", "depths", "period", "first", "last", "place", "places")
 
 
 class Layers:
-    """The layers that a small configuration keeps.
-
-    Attributes:
-        picks: for each number of layers in the configuration, the indices of the layers to keep.
-    """
+    """The layers that a small configuration keeps. `picks` maps each number of layers to the indices of kept layers."""
 
     def __init__(self, fields: Fields, special: Mapping[int, Any]) -> None:
         self.fields, self.special = fields, special

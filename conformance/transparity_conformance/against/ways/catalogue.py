@@ -1,8 +1,4 @@
-"""If the checker supports the reference's family, name the port's faults as in the catalogue.
-
-The checker's own NumPy reference loads the same folder and imitates each fault of the catalogue. If the reference with
-a fault computes the port's answers, the report names this fault.
-"""
+"""Name the port's faults as in the catalogue, if the checker's NumPy reference supports the family."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Compare the gradients of all parameters.
-
-The differentiated scalar is the inner product of the answer and random numbers. If a gradient is wrong, find the
-function at which the backward pass becomes wrong.
-"""
+"""Compare the gradients of the inner product of the answer and random numbers."""
 
 from __future__ import annotations
 

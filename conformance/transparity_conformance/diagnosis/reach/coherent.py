@@ -1,11 +1,5 @@
-"""Find coherent errors: errors within the budget that resemble the effect of a known fault more than rounding errors
-do.
-
-The effect of a fault is the change of the reference's logits if the reference has the fault. Rounding errors point in
-random directions, so their projection onto an effect is small. An error that contains a multiple of the effect has a
-larger projection. The checker projects the error of the port's logits onto each effect. The checker compares this
-projection with projections of the reference's own rounding errors, measured with slightly changed weights.
-"""
+"""Find errors within the budget that resemble the effect of a known fault on the logits more than rounding errors do.
+Rounding errors point in random directions, so their projections onto an effect are small."""
 
 from __future__ import annotations
 

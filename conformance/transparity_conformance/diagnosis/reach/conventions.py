@@ -1,8 +1,4 @@
-"""Differences that are not faults.
-
-If all keys of a query are masked, the result depends on a convention of the implementation. If the router scores of two
-experts are nearly equal, rounding determines which expert is chosen.
-"""
+"""Differences that are not faults: conventions for fully masked queries, and near-ties between experts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Find the smallest set of faults with which the reference computes the port's logits on every probe.
-
-The checker matches the operations of a port with taps by their values, and some matches may be wrong. Faults that
-explain the logits are therefore more reliable than faults that explain each activation separately.
-"""
+"""Find the smallest set of faults with which the reference computes the port's logits. These faults are more reliable
+than faults of single activations, whose matches with operations may be wrong."""
 
 from __future__ import annotations
 

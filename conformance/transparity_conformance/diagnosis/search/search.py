@@ -1,8 +1,4 @@
-"""The search for faults that explain the difference at a segment.
-
-A beam search extends combinations by one fault at a time, until a combination explains the difference on every probe.
-All faults come from the catalogue; the number of some faults is fitted.
-"""
+"""A beam search for faults that explain the difference at a segment on every probe."""
 
 from __future__ import annotations
 

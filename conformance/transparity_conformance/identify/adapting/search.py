@@ -1,11 +1,6 @@
-"""Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
-
-The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
-time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. With the
-right tensors and layout, the reference's activation is among the port's values. Matched parameters stay fixed for later
-groups, so each layout of each group needs only one run of the reference. If no layout is right, the search adds known
-faults to the reference, so that wrong ports are matched, too.
-"""
+"""Search for the tensor of each parameter: with the right tensor and layout, the reference computes a value of the
+port. The search follows the order of the forward pass, and keeps the parameters that are already matched. If no layout
+is right, the search adds known faults to the reference."""
 
 from __future__ import annotations
 
@@ -43,12 +38,8 @@ from transparity_conformance.oracle.undetermined import split
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
 SCORES = ("scores", "weights", "scores in order")
-"""The comparisons with the port's values that identify queries and keys, the most certain first.
-
-1. The scores and the weights agree; if queries and keys were swapped, the weights would differ.
-2. The weights agree, but not the scores, which a port may shift.
-3. The scores agree, with queries before keys, but not the weights: a port may have a wrong mask.
-"""
+"""The comparisons that identify queries and keys, the most certain first. Scores and weights agree; or only the
+weights, because the port shifts scores; or only the scores, because the port's mask is wrong."""
 
 
 @dataclass

@@ -1,8 +1,4 @@
-"""Align a port with the reference: find the port's operation for each tap (named activation) of the reference.
-
-The alignment finds taps by their values. If the port has a fault, later values differ, so the reference continues from
-the port's value.
-"""
+"""Find the port's operation for each tap of the reference by value. After a fault, continue from the port's value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Find the line at which two calls of a port start to differ: two equal calls, or a cached step and a forward pass.
-
-A correct cached step computes the same values as the forward pass at the same positions. The first value of the step
-that the forward pass does not compute is therefore wrong.
-"""
+"""Find the line at which two calls of a port start to differ: two equal calls, or a cached step and a forward pass."""
 
 from __future__ import annotations
 

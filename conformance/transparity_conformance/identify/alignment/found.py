@@ -1,8 +1,4 @@
-"""The taps that have been found in a call of a port, and the data flow between taps.
-
-The port's operations must have the same data flow as the taps. After a fault, the reference continues from the port's
-value.
-"""
+"""The taps that have been found in a call of a port, and the data flow between taps."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Find taps that no comparison of values finds: taps between two faults, and taps whose features have another order.
-
-If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
-of the right size between the nearest known taps.
-
-A port may also store the features of queries and keys in another order, which has no effect on the scores.
-"""
+"""Find taps by the data flow: taps between two faults, and queries and keys whose features have another order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Find the activations (taps) that a port does not return: record all operations, and match the activations by
-value."""
+"""Find the activations (taps) that a port does not return among all recorded operations."""
 
 from __future__ import annotations
 

@@ -27,9 +27,8 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Return the first operation that leads to the wrong tap `where`, but to no right value. Values that the reference
-    computes, with or without the faults `besides`, are right. If all values are right, return the operation that reads
-    a norm or an unchanged input, because the port probably omits an operation. Otherwise, return the tap's operation.
-    """
+    computes, with or without the faults `besides`, are right. If all values are right, the port probably omits an
+    operation: return the operation that reads a norm or an unchanged input."""
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Do not continue from masked scores, because their mask may be wrong.

@@ -105,9 +105,8 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
 
 
 def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Source | None:
-    """Return the operation's line or, if it also computes right taps of the same stack, a caller's line. Taps of only
-    integers do not count: the weights of a single key are always 1. Only taps of the same layers count if a fault is
-    unexplained."""
+    """Return the operation's line or, if the line also computes right taps of the same stack, a caller's line. Taps of
+    only integers do not count: the weights of a single key are always 1."""
     wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
     depth = 1 if all(fault.causes for fault in report.faults) else 3
     near = tuple(".".join([*tap.split(".")[:depth], ""]) if "." in tap else "" for tap in wrong)

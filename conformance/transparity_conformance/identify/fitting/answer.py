@@ -1,7 +1,5 @@
-"""The answer of `transparity fit`: the nearest template, the fields that differ, and sentences about the evidence.
-
-Templates are the presets, the families, and the model of the original Transformer paper.
-"""
+"""The answer of `transparity fit`: the nearest template (a preset or family), the differing fields, and the
+evidence."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Determine the fields of recurrences, and which layers have a recurrence.
-
-The search assigns the features of a recurrence's input to roles, such as query or gate. An assignment is right if the
-reference then computes the module's result.
-"""
+"""Assign the input features of recurrences to roles, such as query or gate, until the reference computes the result."""
 
 from __future__ import annotations
 

@@ -66,12 +66,8 @@ class Parts:
 
 
 def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_first: bool = False) -> Parts:
-    """Split a call into parts; raise a `FitError` that names the first part that the reference lacks.
-
-    Args:
-        causal: whether the attention hides later tokens; used if there is only one stack.
-        keys_first: whether the module computes keys before queries.
-    """
+    """Split a call into parts; raise a `FitError` that names the first part that the reference lacks. `causal` matters
+    only for a single stack. With `keys_first`, the module computes keys before queries."""
     values, tokens, lengths = subject.values, subject.inputs, list(heard.lengths.values())
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
     width = embeddings[tokens[0]].value.shape[1]

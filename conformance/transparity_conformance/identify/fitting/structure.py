@@ -1,8 +1,4 @@
-"""Find the sublayers of a module from its linear maps and attention weights.
-
-Attention consists of linear maps before a softmax, and a linear map after the softmax. The linear maps after attention
-may form a feed-forward.
-"""
+"""Find the sublayers of a module from its linear maps and attention weights."""
 
 from __future__ import annotations
 

@@ -1,13 +1,6 @@
-"""Derivatives of the loss with respect to each parameter, by the complex step, and their rounding errors.
-
-A gradient is tested along random directions. The product of the gradient and a direction must equal the derivative of
-the loss along the direction. A wrong element of the gradient changes the product. Parameters of the same kind share a
-tolerance, because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own
-direction, so one forward pass computes many derivatives.
-
-To compute a whole gradient, the reference changes one entry of a parameter per forward pass, which is slow.
-`loss_and_gradients` in this file changes a different entry in each row of the batch.
-"""
+"""Derivatives of the loss along random directions, by the complex step, and their rounding errors. The product of a
+gradient and a direction must equal the derivative along the direction. Parameters of the same kind share a tolerance,
+because they have similar rounding errors."""
 
 from __future__ import annotations
 

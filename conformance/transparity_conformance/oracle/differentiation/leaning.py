@@ -1,9 +1,5 @@
-"""Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives.
-
-A large model spends most of its time on reading matrices, so each matrix is read once for all directions. The
-perturbation of a matrix is the outer product of two vectors. The effect of the perturbation is added to the matrix
-product, so no perturbed matrix is stored.
-"""
+"""Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives, and
+reads each matrix, which takes most of a large model's time, only once."""
 
 from __future__ import annotations
 
@@ -23,19 +19,10 @@ Directions = tuple[np.ndarray, ...]
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter with a different perturbation in each row of a batch, for use in NumPy operations.
-
-    For row k of the batch, the parameter is w + i·h·v, where v is the outer product of the k-th vectors. A matrix
+    """A parameter w + i·h·v for each row of the batch, where v is the outer product of the row's vectors. A matrix
     supports the product with its transpose, the elementwise product, and the lookup of rows. A vector supports sums,
     products and the exponential. Other operations would lose the derivative, so they raise `TypeError`. The batch must
-    be the first axis of activations.
-
-    Args:
-        value: The unperturbed parameter w, a matrix (out, in) or a vector (out,).
-        vectors: The vectors (rows, out) and, for a matrix, (rows, in); zeros in rows without a perturbation.
-        is_transposed: Whether this object represents the transpose of `value`.
-        used: A function to call whenever an operation uses the parameter.
-    """
+    be the first axis of activations. `used` is called whenever an operation uses the parameter."""
 
     def __init__(
         self, value: Any, vectors: Directions, *, is_transposed: bool = False, used: Callable[[], Any] = lambda: None

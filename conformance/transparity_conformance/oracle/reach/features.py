@@ -1,9 +1,5 @@
-"""Determine which fields of the configuration the compared calls exercise: change each field in the reference.
-
-A field is active if a change of the field changes the logits of a small copy of the model. An active field is exercised
-if a change of the field changes the logits of a compared call by more than rounding. The fields are not listed here: a
-new field is covered as soon as the reference reads it.
-"""
+"""Determine which fields the compared calls exercise. A field is active if its change moves a small model's logits. An
+active field is exercised if its change moves the logits of a compared call by more than rounding."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Long prompts: calls with thousands of positions, whose logits are compared in blocks.
-
-The oracle stores the input of the head, and computes the logits of a few positions at a time. The oracle computes
-attention for a few queries at a time, with the same results, because each query has its own softmax. The memory grows
-neither with the square of the length nor with the vocabulary.
-"""
+"""Long prompts, whose attention and logits are computed in blocks, to limit memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Calls with many lengths, batch sizes and widths; only their logits are compared.
-
-On the probes of the module `probes`, the checker compares all activations of a small model, to find faults. The calls
-of this file test whether a port also agrees at other sizes, beyond the thresholds of a configuration. A call has few
-rows and is fast, so the checker makes dozens of calls.
-"""
+"""Calls with many lengths, batch sizes and widths; only their logits are compared."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently.
-
-The lengths of calls are 1 to 17, powers of two, thresholds of the configuration, and the lengths next to them. The
-tokens include the first, the last and the special tokens, and tokens at the limits of integer types.
-"""
+"""Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Calls that together contain every token of a checkpoint's vocabulary.
-
-The embedding table of a checkpoint may have a wrong row for a single token, for example after a conversion. With random
-weights, no row needs a test of its own, because all rows have the same distribution.
-"""
+"""Calls that together contain every token of a checkpoint, whose embedding table may have a single wrong row."""
 
 from __future__ import annotations
 

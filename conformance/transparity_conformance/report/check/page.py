@@ -1,8 +1,4 @@
-"""Write the result of a check as an HTML page, or as Markdown for a pull request.
-
-The page shows faults and causes, a heat map of activations × probes, and the errors along each axis. The Markdown
-contains the command, the versions and the hashes that are needed to repeat the check.
-"""
+"""Write the result of a check as an HTML page, or as Markdown for a pull request."""
 
 from __future__ import annotations
 

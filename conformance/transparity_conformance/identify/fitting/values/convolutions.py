@@ -1,7 +1,5 @@
-"""Find causal convolutions over time by value.
-
-A parameter is the kernel of a convolution if an operation computes silu(convolution(x)) for an earlier value x.
-"""
+"""Find causal convolutions over time: kernels for which an operation computes silu(convolution(x)) of an earlier value
+x."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Find mixtures of experts. A router is a linear map whose result a later operation reduces to its top k.
-
-A choice of the experts' linear maps is right if an operation computes the sum of the experts' outputs.
-"""
+"""Find mixtures of experts. A router is a linear map whose result a later operation reduces to its top k."""
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found` and further differences in other calls; empty if no difference is added, or the first call
-        then differs."""
+        """Extend `found` by differences in other calls. Return [] if nothing is added, or if the first call then
+        differs."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -156,7 +156,7 @@ class Outcome:
     faults: Sequence[Divergence] = ()
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """The number of operations in `Comparison.lost` after the edits."""
+    """The number of the port's operations that stay unmatched after the edits."""
     site: Hashable = None
     """The code position of the first unexplained difference."""
 
@@ -295,7 +295,8 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
 
 
 def _leads_to(one: Departure, other: Departure) -> bool:
-    """Return whether `other` depends on `one`. One call with several results, such as `topk`, is several operations."""
+    """Return whether `other` depends on `one`. A call with several results, such as `topk`, counts as several
+    operations."""
     port, program = other.by.comparer.port, other.by.comparer.program
     first = port.operations[one.operation]
     same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))

@@ -29,7 +29,8 @@ class Departure:
     by: Departures
     operation: int
     step: Step
-    """The edited step. Without an edit, the step with the port's value, or the first unmatched step."""
+    """The edited step. Without an edit, the step whose result is replaced by the port's value, or the first unmatched
+    step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
@@ -75,8 +76,8 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the same steps in another call's program: the nth run of an instruction corresponds to its nth run
-        there."""
+        """Return the same steps in another call's program: the nth run of an instruction is the same step in both
+        calls."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -168,8 +169,6 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report. If the edit makes a step return its input, prefer the input's
-        operation."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation

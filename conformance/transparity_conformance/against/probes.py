@@ -71,8 +71,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Source:
-    """Draws random inputs for a model."""
-
     draw: Callable[[int, int, int], Inputs]
     """A function of a length, a batch size and a seed that returns inputs without hidden positions."""
     longest: int

@@ -308,7 +308,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element by up to one ulp; a constant x by up to 1 + |ln |x|| ulps, in case x is a power."""
+    """Change each element by up to one ulp. Change a constant x by up to 1 + |ln |x|| ulps, because x may be a
+    power."""
     import torch
 
     if not value.is_floating_point():

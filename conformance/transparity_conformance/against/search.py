@@ -75,7 +75,7 @@ class Explanation:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the port computes the edited value itself, and not only values that follow."""
+        """Whether the port computes the edited value, and not only later values."""
         return any(self.after.have.get(index) for index in self.step.outputs)
 
     @property
@@ -95,8 +95,6 @@ class Explanation:
 
 
 class EditSearch:
-    """Searches for edits near the first difference between the port and the reference."""
-
     def __init__(self, comparer: Comparer, tried: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
@@ -246,8 +244,8 @@ class EditSearch:
             yield from (edit for edit in maker(at, context) if not self._is_refused(edit, at.step))
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit makes a next value equal an unmatched value; False if `made` contains the edited
-        result."""
+        """Return whether an edit makes a later value equal an unmatched value of the port, and its result is not in
+        `made`."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:

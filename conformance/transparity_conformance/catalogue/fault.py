@@ -15,7 +15,7 @@ from transparity_conformance.report.causes import meanings
 
 @dataclass
 class WalkState:
-    """A forward pass's data, for faults."""
+    """The data of a forward pass that faults may use."""
 
     config: TransformerConfig
     parameters: Arrays

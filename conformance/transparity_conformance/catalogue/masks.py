@@ -71,7 +71,7 @@ BLIND: dict[str, Callable[[Value], Any]] = {
     "zero": lambda scores: 0.0,  # fused attention of PyTorch
     "by scores": softmax,
 }
-"""Functions of unmasked scores: weights, in place of equal weights, of a query without a visible key."""
+"""Functions from unmasked scores to the weights of a query without a visible key."""
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:

@@ -77,7 +77,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""Prefixes of other parameters than the linear map's that change a tap."""
+"""Prefixes of parameters that change a tap, besides the parameters of its linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 

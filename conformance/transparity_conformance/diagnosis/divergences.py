@@ -115,8 +115,9 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps, except in the first layer with one. Keep all if the logits are
-    unexplained, a shape is wrong, or the causes and the port's values at unexplained taps explain the logits."""
+    """Drop unexplained divergences at matched taps after the first layer that has such a divergence. Keep all
+    divergences if the logits are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps
+    explain the logits."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -147,8 +148,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences, explained by the combination that leaves the fewest taps wrong. Return () if a wrong tap
-    that is left was not matched by value."""
+    """Return the divergences, explained by the combination that leaves the fewest taps wrong. Return () if a tap stays
+    wrong that was not matched by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:

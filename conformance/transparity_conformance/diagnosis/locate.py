@@ -57,7 +57,7 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
     """Return (probe, tap) of each suspect that differs only in form. The reference continues with its own values at
-    suspects and `without`."""
+    suspects and at taps in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -110,8 +110,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`, without constants in rows of scores: a port may compute ALiBi from the key's
-    position. Masked scores are then the reference's scores plus this constant."""
+    """Return the port's value at `tap`. From scores, remove a constant in each row, which a port adds if it computes
+    ALiBi from the key's position."""
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded

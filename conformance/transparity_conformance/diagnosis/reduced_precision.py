@@ -107,7 +107,8 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the median remaining share over the probes; infinity beyond `LEFT_AT_WORST`."""
+    """Return the share of the difference that remains, as the median over the probes; infinity beyond
+    `LEFT_AT_WORST`."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))

@@ -99,7 +99,7 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """Skip the most layers before `earliest` whose last output is in `given`."""
+    """Skip as many layers before `earliest` as possible; `given` must contain the last skipped layer's output."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers

@@ -72,8 +72,8 @@ class Segment:
         return less(self.results[probe.name].judged(self.tap, ours), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference relative to the budget. Near the budget, measure it again with the faults,
-        with two sets of changed weights and then with all."""
+        """Return the remaining difference relative to the budget. If the difference is slightly too large, measure the
+        budget again with the faults in the reference."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:

@@ -117,7 +117,7 @@ class Model:
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
     downstream: list[str] = field(default_factory=list)
-    """The taps at which a fault changes the value that the walk continues with."""
+    """The taps at which a fault changes the value with which the walk continues."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:

@@ -40,7 +40,7 @@ class Source:
 @dataclass(frozen=True, eq=False)
 class Operation:
     name: str
-    """The framework's name, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
+    """The operation's name in the framework, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
     value: np.ndarray
     """A float64 copy of the result. A complex result has an additional last axis (real, imaginary)."""
     inputs: tuple[int, ...]

@@ -122,7 +122,6 @@ class Program:
     given: Values = field(default_factory=dict)
     """The values that no step computes: parameters, buffers, inputs and constants."""
     names: dict[int, str] = field(default_factory=dict)
-    """The names of parameters, buffers and inputs."""
     parameters: frozenset[int] = frozenset()
     values: Values = field(default_factory=dict)
     answer: int = -1

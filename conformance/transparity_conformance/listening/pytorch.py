@@ -71,7 +71,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Ignore this mode in the compiler, without the slow import of the compiler."""
+            """Return whether the compiler must ignore this mode; False avoids a slow import of the compiler."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from transparity_conformance.listening.operation import Operation, Source, Sources
 
 MOST_OPERATIONS = 2**18
-"""Later operations are left out."""
+"""The largest number of operations in a record."""
 
 Origins = tuple[int, ...]
 
@@ -64,7 +64,7 @@ class Record:
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether the record has this array, unmodified since."""
+        """Return whether the record has this array, and no later operation has modified the array."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 

@@ -68,19 +68,20 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The points at which the reference's error is measured; a single error may be small by chance."""
+"""The number of points at which the reference's error is measured; a single error may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The points of the probe `hot`, in which a few elements determine the error. With 144 models, a right program's error
-was up to 4.5 times the error at three points. With 8, 16 and 32 points, this ratio was at most 4.3, 2.3 and 1.7."""
+"""The number of points for the probe `hot`, in which a few elements determine the error. With 144 models, a right
+program's error was up to 4.5 times the error at three points. With 8, 16 and 32 points, this ratio was at most 4.3, 2.3
+and 1.7."""
 
 NEIGHBOURS_OF_RECURRENT = 8
-"""The points of a model with a recurrence. The norm after a state's output near zero enlarges the error. In 40
-recurrent models, a right program's error was up to 3.4 times the error at three points. With 1, 8 and 16 points, this
-ratio was at most 4.7, 1.2 and 1.0."""
+"""The number of points for a model with a recurrence. The norm after a state's output near zero enlarges the error. In
+40 recurrent models, a right program's error was up to 3.4 times the error at three points. With 1, 8 and 16 points,
+this ratio was at most 4.7, 1.2 and 1.0."""
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The points of a randomly drawn configuration, whose errors vary because it has few features."""
+"""The number of points for a randomly drawn configuration, whose errors vary because it has few features."""
 
 POSITIONS_OF_DRAWN = 64
 """The smallest number of positions × points; shorter sequences get more points."""

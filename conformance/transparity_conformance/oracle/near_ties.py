@@ -60,7 +60,8 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return a mask of chosen experts at most `margin` above the best unchosen score, and vice versa."""
+    """Return a mask of chosen experts at most `margin` above the best unchosen score. The mask also has unchosen
+    experts at most `margin` below the worst chosen score."""
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)

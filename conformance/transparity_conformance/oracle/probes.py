@@ -75,7 +75,7 @@ class Probe:
 
     @property
     def neighbours(self) -> int:
-        """The points at which the oracle measures rounding."""
+        """The number of points at which the oracle measures rounding."""
         if self.is_large:
             return 1
         if self.name == "hot":

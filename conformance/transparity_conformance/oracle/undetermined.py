@@ -71,7 +71,6 @@ def judged(
 def judged_gap(
     probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> float:
-    """Return the largest difference, without undetermined values."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 

@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import Compared
 from transparity_conformance.report.formatting import count, format_share, some
 
 MOST_NAMED = 6
-"""The most untested fields and probes in a line of text."""
+"""The largest number of untested fields and probes in a line of text."""
 
 FEW = 3
 """For more lengths or batch sizes, texts give the range."""
@@ -29,7 +29,7 @@ class Coverage:
     """The lengths of the encoder's inputs in an encoder-decoder; `lengths` are then the decoder's."""
     batches: tuple[int, ...] = ()
     calls: int = 0
-    """Calls of one built model, each compared with a newly built model."""
+    """The number of calls of one built model, each compared with the same call of a newly built model."""
     features: tuple[str, ...] = ()
     """The fields whose change would change the result of a compared call."""
     untested: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class ThirdComparison:
     port_agrees_with_third: bool
     references_agree: bool
     probes: int
-    """The inputs that all three implementations accepted."""
+    """The number of inputs that all three implementations accepted."""
 
     @property
     def stands_alone(self) -> str:

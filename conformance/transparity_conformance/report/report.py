@@ -110,11 +110,10 @@ class Impact:
     """`of`: all positions except padding; `changed`: positions with a wrong output. A pooled model has one output per
     row, so `positions` counts rows."""
     argmax_changes: int
-    """The positions, without padding, at which the index of the largest output differs, such as the most likely
-    token."""
+    """The number of positions, without padding, at which the index of the largest output differs, such as the most
+    likely token."""
     at_padding_only: bool
     head: str = "logits"
-    """The field `head` of the configuration."""
 
     @property
     def changes_logits(self) -> bool:
@@ -302,7 +301,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """Calls of one built model, each compared with a newly built model."""
+    """The number of calls of one built model, each compared with the same call of a newly built model."""
     untested: tuple[str, ...] = ()
     """Calls that failed in the port, which prevent the verdict `agrees`."""
 

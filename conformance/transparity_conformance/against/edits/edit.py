@@ -68,7 +68,8 @@ class At:
         return lambda values: self.fitting(change(self.step.result(values)))
 
     def fitting(self, made: Any) -> Any:
-        """Return `made` in the shape of the step's result. Raise `ValueError` if shapes or kinds of dtypes differ."""
+        """Return `made` in the shape of the step's result. Raise `ValueError` if this fails, or if only one is
+        floating-point."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the edit changes the shape or the type of the step's result")
@@ -92,7 +93,7 @@ class Edit:
     make: Make = field(repr=False)
     """A function that returns the change at a step, or None if the edit does not apply to this step."""
     rank: int = 0
-    """The complexity; reports prefer the lowest rank."""
+    """Reports prefer the edit with the lowest rank."""
     behind: tuple[int, ...] = ()
     """The arguments of `At.behind` that select the edited segments; empty for a single step."""
     is_everywhere: bool = False
@@ -100,7 +101,7 @@ class Edit:
     wider: tuple[Edit, ...] = ()
     """Edits that have the same result at this step, and that also change other steps."""
     view_of: int = -1
-    """The position of the operand whose reordering view the edit leaves out; otherwise -1."""
+    """The operand from which the edit removes a reordering view; otherwise -1."""
     operation: int = -1
     """The port's operation whose value the edit inserts or reproduces; otherwise -1."""
 

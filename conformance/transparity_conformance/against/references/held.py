@@ -87,7 +87,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each array of an object with its first name."""
+    """Yield (first name, array) for each array in an object."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

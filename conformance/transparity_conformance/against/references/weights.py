@@ -191,7 +191,7 @@ class _Search:
         return found + [each for way in ways for each in self._joined(name, way)]
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
-        """Yield the place of a tensor, or of a part if other tensors of the module fit the rest."""
+        """Yield the whole tensor, and parts of the tensor if other tensors of the module fit the rest."""
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -281,7 +281,8 @@ class _Search:
         return None
 
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
-        """Swap choices of tensors whose steps share an operand, such as a feed-forward's gate and up projection."""
+        """Yield `now` with swapped choices of tensors that share an operand, such as a feed-forward's gate and up
+        projection."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}

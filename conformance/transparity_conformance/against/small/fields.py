@@ -59,7 +59,7 @@ MOST = {
 """The largest small value of each kind of field that does not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
-"""(kind, value) of each field."""
+"""The kind and the value of each field."""
 
 
 def kind_of(name: str) -> str:
@@ -178,7 +178,7 @@ class Layers:
 
 
 LONGEST_PERIOD = 4
-"""The limit of even periods: a small model then keeps two layers of each kind in 8 layers."""
+"""Even periods are halved to at most this number, so that 8 layers contain each kind twice."""
 
 
 def shorter(period: int) -> int:

@@ -27,7 +27,7 @@ SAMPLES, FIRST, LAST = 4000, 3, 111
 """The number of samples of raw audio, and the range of token ids."""
 
 EDGE = 32
-"""The width and height of a page; models take the boxes of words in integers or fractions of the page."""
+"""The width and height of a page, which contains the boxes of words."""
 
 MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 

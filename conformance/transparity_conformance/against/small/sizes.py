@@ -28,7 +28,7 @@ HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The head size, the smallest shrunk width, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens from this id get ids at the end of the small vocabulary, which random texts do not use."""
+"""Special tokens with at least this id move to the end of the small vocabulary, which random texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
@@ -218,7 +218,7 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore heads × head size as a multiple of the model's width, or as another width."""
+        """Restore the relation between heads × head size and widths, which shrinking may have broken."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")

@@ -55,7 +55,8 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare other lengths, batches and image sizes. Find the smallest wrong length; sizes that raise are untested."""
+    """Compare other lengths, batches and image sizes. Find the smallest wrong length. If the port raises, the size is
+    untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 

@@ -69,7 +69,8 @@ SECONDS_OF_A_PORT = 10.0
 that compiles for each shape may take longer."""
 
 CALLS = 120
-"""The calls of one object. If all are right, fewer than 2.5 % of random calls are wrong, with 95 % confidence."""
+"""The number of calls of one built model. If all are right, fewer than 2.5 % of random calls are wrong, with 95 %
+confidence."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause of a result that is wrong only after other calls."""

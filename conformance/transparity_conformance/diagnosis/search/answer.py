@@ -85,8 +85,7 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults from `told`, one from `last`, that reproduce the logits at their taps or at larger
-        groups of taps."""
+        """Return the fewest faults from `told`, including a fault from `last`, that reproduce the logits, or ()."""
         kinds, new = by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]

@@ -81,7 +81,6 @@ class Search:
         """Each fitted fault with its entry of `fittables`."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
-        """The results of `_fit`."""
 
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
@@ -264,8 +263,8 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Faults that explain `screen` or the shortest probe, and how many wrong probes each explains. Some faults have
-        no effect on short inputs, and so do not hide others."""
+        """Faults that explain `screen` or the shortest probe, and how many wrong probes each explains. On short inputs,
+        some faults have no effect, so that other faults become visible."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])

@@ -69,7 +69,7 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield groups of tensors that may contain the parameters of `ours`: names with the layer's number, then
+        """Yield groups of tensors that may contain the parameters of `ours`: names with the layer's number first, then
         all."""
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)

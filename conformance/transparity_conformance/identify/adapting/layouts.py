@@ -15,7 +15,7 @@ Rows = tuple[str, str]
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The inputs of each output feature in convolutions and patch projections."""
+"""The number of inputs of each output feature in convolutions and patch projections."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
@@ -138,8 +138,8 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the possible selections of a recurrence's rows. A fused tensor has one map after another, or groups of key
-    heads."""
+    """Return the possible selections of a recurrence's rows. A fused tensor contains one map after another, or groups
+    by key heads."""
     # G: key heads, R: value heads, S and V: width of a key head and of a value head
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")

@@ -53,7 +53,6 @@ class FoundAdapter:
     lost_at: str | None = None
     """The first activation without a match, if any."""
     faults: tuple[Hypothesis, ...] = ()
-    """Faults with which the reference computes the port's values."""
 
 
 def search(
@@ -185,7 +184,8 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter affects `tap` with this fault; otherwise, it would fit any tensor."""
+        """Return whether every parameter affects `tap` with this fault; a parameter without effect would fit any
+        tensor."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]

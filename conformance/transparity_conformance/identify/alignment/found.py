@@ -50,7 +50,8 @@ class Flow:
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """Perturb each tap of the reference, and observe which other taps change. Use a small model of as many layers."""
+    """Perturb each tap of the reference, and observe which taps change. For a large model, use a small one with as many
+    layers."""
     if probe.is_large:
         known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
@@ -98,7 +99,7 @@ class Found:
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
-        """Return whether an operation is on a path between taps next to `tap`. A fault may remove the other paths."""
+        """Return whether an operation lies on a path from a tap before `tap` to a tap after `tap`."""
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
@@ -142,8 +143,6 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the dependent taps, up to the first that disagrees, which the reference computes right after
-        `match`."""
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)
         changed = [name for name in now if name != tap and not np.array_equal(now[name], before[name], equal_nan=True)]

@@ -53,8 +53,7 @@ def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[st
 
 
 def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> list[int]:
-    """Return values of the given shape on the path of `tap`, direct inputs of the next taps first, then later values
-    first."""
+    """Return values of the given shape between the taps before and after `tap`, the most likely first."""
     if not made_from and known.flow.inputs[tap]:
         return []
     port, every = known.port, [match.index for match in known.matches.values()]
@@ -152,7 +151,8 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return, for each feature of the reference, the port's nearest unused feature in query and key, or ()."""
+    """Return the port's nearest unused feature for each feature of the reference; () if a feature has no
+    counterpart."""
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
     for feature in wanted:

@@ -35,8 +35,6 @@ Forwards = Mapping[int, Callable[..., Any]]
 
 @dataclass(frozen=True, eq=False)
 class AlignedCall:
-    """A call of a port: the recorded operations, and the taps that were found among them."""
-
     operations: Sequence[Operation]
     taps: Arrays
     numbers: Mapping[str, int]

@@ -49,8 +49,8 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last match that only a fault explains. Others may be intermediate, such as scores before their
-    bias."""
+    """Return the last match that only a fault explains. Other matches may be intermediate results, such as unbiased
+    scores."""
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))

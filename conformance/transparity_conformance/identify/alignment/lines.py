@@ -105,8 +105,9 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
-    """Return the operation before an omitted operation, at the function that calls both neighbors. Return the later
-    neighbor if the reference uses the input elsewhere, or if only this neighbor runs in the function."""
+    """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
+    Return the later neighbor if only this neighbor runs directly in that function, or if the reference uses the input
+    elsewhere."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)

@@ -69,7 +69,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation in the tap's order of axes, which identifies axes of equal length in another call."""
+    """Return the first operation with the elements of `match` in the tap's order of axes, if any."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -138,8 +138,8 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return the operation of each tap in another call: in the tap's order of axes, or as matched, or later. `moved`
-    maps the operations that occur in the other call; None if all occur."""
+    """Return the operation of each tap in another call; prefer operations in the tap's order of axes. `moved` maps the
+    operations that occur in the other call; None if all occur."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -186,8 +186,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to another call. A tap's operation is the input of the same reader, such as a
-    loop's last sum."""
+    """Map operations of the aligned call to their counterparts in another call, which are inputs of the same
+    operations."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

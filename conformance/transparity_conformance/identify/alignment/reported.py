@@ -66,7 +66,6 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
-    """Return the largest change at each index of each axis; of the last axis, only with heads."""
     errors = error_profile(value, given)
     if given.ndim == 4:
         last = "key" if tap.endswith((".scores", ".weights")) else "feature"
@@ -170,7 +169,7 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of two weights that explain as much as its cause."""
+    """Add to each divergence the swaps of two weights that explain the divergence as well as its cause does."""
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
     return dataclasses.replace(report, faults=tuple(faults))

@@ -65,8 +65,9 @@ def fit(module: Any, seed: int = 0) -> Fit:
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Return the first confirmed configuration, or the one with the smallest error. Try several readings: with and
-    without loops over heads or rows, queries or keys first. If all fail, raise the error with the most fields."""
+    """Return the first confirmed configuration, or the configuration with the smallest error. Try several readings:
+    with and without loops over heads or rows, queries or keys first. If all fail, raise the error of the reading that
+    found the most fields."""
     errors: list[FitError] = []
     made: list[Fit] = []
     for loops in get_args(Loops):
@@ -145,8 +146,8 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 
 
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
-    """Return whether attention hides later tokens. If each token sees only itself, only encoders have images or token
-    types."""
+    """Return whether attention hides later tokens. If each token sees only itself, the model counts as causal, unless
+    the model has images or token types."""
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
     if not own and next(kernels_over_time(subject.values), None) is None:
@@ -211,7 +212,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
-    """Return the eps with which the reference is nearest on small activations, unless norms run in float32."""
+    """Return the eps with which the reference is nearest to the module on small activations."""
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
 

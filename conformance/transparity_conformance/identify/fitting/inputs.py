@@ -91,7 +91,8 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
-    """Return the result of the first option that the module accepts; otherwise raise the first error, or `without`."""
+    """Return the result of the first option that the module accepts. Without such an option, raise the first error, or
+    an error with the text `without`."""
     errors = [FitError(without)]
     for each in options:
         try:
@@ -199,7 +200,8 @@ def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """Return the largest accepted number of tokens, up to the default `max_length`, or of an image's positions."""
+    """Return the largest accepted number of tokens, at most the default `max_length`; for an image, return its
+    positions."""
     if not subject.tokens:
         return max(subject.positions.values())
 

@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 AHEAD = 40
-"""How many later operations may be a norm's result or the sum with the residual."""
+"""The number of later operations in which to search for a norm's result or a sum with the residual."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
@@ -129,8 +129,8 @@ class Walk:
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return `x` plus a sublayer's output `y`. If a later value is `x` plus a multiple of `y`, return it and record
-        the factor."""
+        """Return `x` plus a sublayer's output `y`. If a later value is `x` plus a multiple of `y`, record the factor
+        and return that value."""
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
             return x + y

@@ -76,7 +76,8 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return nonnegative values whose rows over keys sum to 1, without copies and means over heads."""
+    """Return attention weights: nonnegative values whose rows over keys sum to 1, without copies and means over
+    heads."""
     found: list[Softmax] = []
     seen: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -165,9 +166,9 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
-    """Return the attention, and the part of a fused map that it does not read. Query and key are first among the
-    features without the value. If the value's features are not consecutive, query, key and value alternate by groups of
-    heads."""
+    """Return the attention, and the part of a fused map that the attention does not read. Without the value's features,
+    the features start with query and key. If the value's features are not consecutive, query, key and value alternate
+    by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")

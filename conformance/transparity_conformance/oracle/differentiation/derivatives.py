@@ -190,7 +190,7 @@ FAINTEST = 1e-2
 gradient of a key's bias is often 0, and a tiny divisor would amplify rounding."""
 
 POINTS = 3
-"""Points at which rounding is measured, at most; one is enough for most right gradients."""
+"""The largest number of points at which rounding is measured; one point is enough for most right gradients."""
 
 
 class Together:

@@ -195,7 +195,7 @@ class LongOracle:
             return False
 
     def prefix(self, length: int) -> LongOracle:
-        """Return the oracle of the first `length` tokens, if `has_prefixes`."""
+        """Return the oracle of the first `length` tokens; use this method only if `has_prefixes` is true."""
         inputs = {name: value[:, :length] for name, value in self.inputs.items()}
         part = LongOracle(self.config, self.parameters, inputs)
         part.states = self.states[:, :length]

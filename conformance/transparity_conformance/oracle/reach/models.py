@@ -40,7 +40,7 @@ AFFORDABLE = 2e8
 """The largest product of parameters and tokens in one call (about 0.2 s); longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The calls of each model that run even after the time limit."""
+"""The number of calls of each model that run even after the time limit."""
 
 
 ITSELF = "the model itself"
@@ -311,7 +311,7 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The layers of the deep model: three kinds of layers, twice each."""
+"""The number of layers of the deep model: three kinds of layers, twice each."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from transparity.config import TransformerConfig
 
 LONGEST = 1025
-"""The largest length without a larger threshold."""
+"""The largest length, unless a threshold is larger."""
 
 LARGEST_POWER = 9
 """The exponent of the largest power of two."""

@@ -161,7 +161,6 @@ class Matrix:
 
     @cached_property
     def footnotes(self) -> list[Footnote]:
-        """One footnote for each mistake, with all claims that it breaks."""
         cells = (self.cells[where] for where in product(self.claims, self.columns) if where in self.cells)
         breaks = (group for cell in cells for group in cell.groups if group.breaks)
         reasons = grouped(((group.worst.case, group.worst.note), group) for group in breaks)

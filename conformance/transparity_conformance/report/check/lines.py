@@ -22,7 +22,6 @@ class PortLine:
     line: int
     code: str
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The start and end of the wrong expression."""
 
     @property
     def place(self) -> str:
@@ -30,7 +29,6 @@ class PortLine:
 
     @property
     def around(self) -> list[tuple[int, str]]:
-        """The line and its neighbors, with line numbers."""
         lines = linecache.getlines(self.file)
         first = max(self.line - AROUND, 1)
         shown = textwrap.dedent("".join(lines[first - 1 : self.line + AROUND]).expandtabs()).splitlines()

@@ -41,7 +41,6 @@ NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<
 class CheckView:
     report: Report
     alike: Sequence[str] = ()
-    """Other configurations with the same result."""
 
     @property
     def title(self) -> str:
@@ -109,7 +108,6 @@ class CheckView:
 
     @property
     def coverage(self) -> str:
-        """The sizes and calls of the verdict."""
         reaches = [f"{each.id}: {each.reach}" for each in self.report.claims if each.reach and each.verdict == "agrees"]
         return "; ".join([self.report.coverage.line, *reaches]) if self.report.coverage.line else ""
 

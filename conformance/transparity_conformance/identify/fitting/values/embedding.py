@@ -113,7 +113,7 @@ def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
     """Yield a `Sum` for each operation that adds positions. The embeddings' factor is 1 or, if `is_scaled`, √width or
-    another number; differences between rows determine it, because they contain no positions."""
+    another number. Differences between rows of the batch, which contain no positions, determine that number."""
     across = looked_up - looked_up.mean(0)
     for operation in operations:
         if operation.value.size != looked_up.size:

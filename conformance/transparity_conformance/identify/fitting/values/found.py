@@ -18,7 +18,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 FEW = 3
-"""The most digits of a multiplier for which a report names another pair (scale, multiplier)."""
+"""The most digits of the multiplier in an equivalent pair (scale, multiplier) that a report names."""
 
 
 @dataclass

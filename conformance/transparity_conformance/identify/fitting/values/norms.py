@@ -51,7 +51,6 @@ class Norms:
         return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the norm that turns `x` into `made`, if any."""
         few = np.linspace(0, len(x) - 1, 4).astype(int)
         candidates = list(self._candidates())
         errors = self._errors(x[few], made[few], candidates)

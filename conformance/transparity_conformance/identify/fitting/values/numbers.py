@@ -53,7 +53,6 @@ def settled(number: float) -> float:
 
 
 def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """Return the factor with `x` · factor = `made`, if any."""
     squares = float((x * x).sum())
     factor = float((x * made).sum()) / squares if squares and x.size == made.size else 0.0
     if not factor or not is_same(x * factor, made):

@@ -32,7 +32,8 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values that may be the rotated query: same norms, and same vectors at the first position."""
+    """Yield values that may be the rotated query. A rotation keeps each vector's norm, and the vectors at the first
+    position."""
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -75,7 +76,7 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return the angle per position; later positions are more exact."""
+    """Return each pair's angle per position; later positions are more exact."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))

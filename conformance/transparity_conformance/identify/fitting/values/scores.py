@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LEAST, MOST = 1e-9, 1e3
-"""The range by which a softcap may exceed the largest capped score, relative to it."""
+"""The relative range by which a softcap may exceed the largest capped score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,8 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return the masked scores, which have weight 0 or one number in all heads, and this number."""
+    """Return a mask of the masked scores, and their number. Masked scores have the weight 0, or the same number in all
+    heads."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)

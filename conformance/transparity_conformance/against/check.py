@@ -67,8 +67,7 @@ class Request:
     """The arguments of `check` if the reference is another implementation."""
 
     port: Any
-    """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function of the
-    inputs)."""
+    """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function)."""
     against: Any
     """The reference: a file, an object (as for `port`), or `transformers`; or a list of two references."""
     config: Any = None
@@ -187,8 +186,7 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the model folder or None. Write a small model into the folder if the user gave a
-    configuration."""
+    """Yield the reference, and the folder or None. From a configuration, write a small model into the folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
@@ -322,8 +320,7 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons that reuse inputs. Repeated calls run last, to detect state that earlier comparisons left in the
-port."""
+"""The comparisons that reuse inputs. Repeated calls run last, to detect state from earlier comparisons in the port."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:

@@ -1,5 +1,4 @@
-"""Find the lines that differ, and an edit of the reference that explains every call, because one call may agree by
-chance."""
+"""Find the lines that differ, and an edit that explains every call, because one call may agree by chance."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Extend `found` by differences in other calls. Return [] if nothing is added, or if the first call then
-        differs."""
+        """Extend `found` by differences in other calls. Return [] if there are none, or the first call then differs."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -295,8 +293,7 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
 
 
 def _leads_to(one: Departure, other: Departure) -> bool:
-    """Return whether `other` depends on `one`. A call with several results, such as `topk`, counts as several
-    operations."""
+    """Return whether `other` depends on `one`. A call with several results counts as several operations."""
     port, program = other.by.comparer.port, other.by.comparer.program
     first = port.operations[one.operation]
     same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))

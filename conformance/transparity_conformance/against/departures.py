@@ -29,8 +29,7 @@ class Departure:
     by: Departures
     operation: int
     step: Step
-    """The edited step. Without an edit, the step whose result is replaced by the port's value, or the first unmatched
-    step."""
+    """The edited step. Without an edit, the step with the port's value as result, or the first unmatched step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
@@ -76,8 +75,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the same steps in another call's program: the nth run of an instruction is the same step in both
-        calls."""
+        """Return the same steps in another call's program; the nth run of an instruction is the same step."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -96,8 +94,7 @@ class Departures:
         """`has_others`: whether the reference has another implementation of its experts."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures and the final comparison. Return no departures if this call refutes the edits of
-        `before`."""
+        """Return the departures and the final comparison. If this call refutes the edits of `before`, return none."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -290,8 +287,7 @@ MOST_AXES = 5
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes of all departures. Insert values of the port only in the call `by`, which computed the
-    values."""
+    """Return the changes of all departures. Insert values of the port only in the call `by`, which computed them."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

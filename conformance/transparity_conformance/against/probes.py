@@ -232,8 +232,7 @@ def without_mask(inputs: Inputs) -> Inputs:
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Hide positions in all rows except the last. Return None if there is no mask, or if a placeholder would be
-    hidden."""
+    """Hide positions in all rows except the last. Return None without a mask, or if a placeholder would be hidden."""
     if "attention_mask" not in inputs or (side == "left" and not is_only_text(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -292,8 +291,7 @@ def taken(
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is easiest to find. Two tokens are too few, because matching ignores the
-    order of elements."""
+    """Return the wrong answer whose cause is easiest to find, if possible for a text of more than two tokens."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

@@ -63,8 +63,7 @@ Call = Callable[[Any, dict[str, Any]], Any]
 
 
 class Reference:
-    """A float32 module with which a port is compared. The tolerance of an answer comes from the module's rounding
-    errors in `dtype`."""
+    """A float32 module. The tolerance of an answer comes from the module's rounding errors in `dtype`."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
@@ -308,8 +307,7 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element by up to one ulp. Change a constant x by up to 1 + |ln |x|| ulps, because x may be a
-    power."""
+    """Change elements by up to one ulp, or a constant x, which may be a power, by up to 1 + |ln |x|| ulps."""
     import torch
 
     if not value.is_floating_point():

@@ -244,8 +244,7 @@ class EditSearch:
             yield from (edit for edit in maker(at, context) if not self._is_refused(edit, at.step))
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit makes a later value equal an unmatched value of the port, and its result is not in
-        `made`."""
+        """Return whether an edit makes a later value equal an unmatched value, unless its result is in `made`."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:

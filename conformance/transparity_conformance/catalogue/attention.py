@@ -92,7 +92,7 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that scores are multiplied by `scale` or, in other sizes, by the formula of `SCALES[named]`."""
+    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of `SCALES[named]`."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -110,8 +110,7 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap with another scale, softcap or temperature, or with heads split, repeated (`tiled`) or merged
-    otherwise."""
+    """Recompute a tap with another scale, softcap or temperature, or with other ways to split or merge heads."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale

@@ -107,7 +107,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that embeddings are multiplied by `factor` or, in other sizes, by the formula of
+    """Return the fault that embeddings are multiplied by `factor`; in other sizes, use the formula of
     `SCALES[named]`."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""

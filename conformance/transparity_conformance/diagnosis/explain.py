@@ -209,8 +209,7 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or description that distinguishes `other` from `fault`; "" for equal faults and special
-    cases."""
+    """Return the number or description that distinguishes `other` from `fault`; "" if `other` is no other fault."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description.startswith(fault.description) else other.description
@@ -219,8 +218,7 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which two combinations differ by more than the budget, or on which only one is
-    possible."""
+    """Return the first probe on which combinations differ by more than the budget, or only one is possible."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

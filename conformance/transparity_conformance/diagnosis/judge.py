@@ -186,8 +186,7 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
-    """Drop unexplained divergences that change no logits, unless all would be dropped: a right port may exceed a
-    budget."""
+    """Drop unexplained divergences that change no logits, because a right port may exceed a budget."""
     effects = [(each, each.impact) for each in divergences]
     told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
     return told or divergences

@@ -212,8 +212,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether the heads are equal in some order. With `shifted` (scores), each head may have a factor, and each
-    row a constant."""
+    """Return whether heads are equal in some order. If `shifted`, heads may have a factor, and rows a constant."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

@@ -1,5 +1,4 @@
-"""Find a reduced precision that explains all differences: of weights, of results, or of the factors of matrix
-products."""
+"""Find a reduced precision of weights, results or factors of matrix products that explains all differences."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
-    """Return a precision that explains the logits and each probe's first wrong activation; later ones may be matched
-    wrongly."""
+    """Return a precision that explains the logits and the first wrong activation, whose match is most reliable."""
     found = _rounded_arithmetic(alone, dtype)
     if found is None:
         return None
@@ -95,8 +93,7 @@ def _is_within(result: ProbeResult, kind: str) -> bool:
 
 
 def _rounded_products(results: Results) -> Cause | None:
-    """Return the first precision of matrix factors that explains the difference, in linear maps only or in all
-    products."""
+    """Return the first precision of factors, in linear maps or all products, that explains the difference."""
     order = next(iter(results.values())).order
     for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
@@ -107,8 +104,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the share of the difference that remains, as the median over the probes; infinity beyond
-    `LEFT_AT_WORST`."""
+    """Return the median share of the difference that remains; infinity beyond `LEFT_AT_WORST` on a probe."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))

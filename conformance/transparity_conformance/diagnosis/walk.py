@@ -216,8 +216,7 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` directly, without another tap of `values` in between. `ours` are the walk's
-    values."""
+    """Return the taps that depend on `tap` without another tap of `values` in between."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
@@ -238,8 +237,7 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return each segment's budget, from rounding in `dtype` with `neighbours` changed sets of weights. `truth` is the
-    walk in float64."""
+    """Return each segment's budget, from rounding in `dtype`. `truth` is the same walk in float64, if known."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}

@@ -149,8 +149,7 @@ class Program:
     def run(
         self, changes: Mapping[int, Change] | None = None, given: Values | None = None, precision: Any = None
     ) -> Values:
-        """Run all steps in `precision` (None: float64), with `changes` of steps and other `given` tensors; return all
-        values."""
+        """Run all steps in `precision` (by default float64), with `changes` of steps and other `given` tensors."""
         values = {**self.given, **(given or {})}
         if precision is not None:
             values = {i: each.to(precision) if each.is_floating_point() else each for i, each in values.items()}
@@ -250,8 +249,7 @@ ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_ca
 
 
 def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which attention with `is_causal` and `attn_mask` gets one mask, as the math backend
-    requires."""
+    """Return a context in which `is_causal` and `attn_mask` become one mask, as the math backend requires."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -414,8 +412,7 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return a key of the operation's position, and the lines to report. An expression may run one operation
-        several times."""
+        """Return a key of the operation's position, and the lines to report. An expression may run it repeatedly."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:

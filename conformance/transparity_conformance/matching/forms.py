@@ -25,8 +25,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of each loop. `tokens` contains (batch, length) of each input, `heads` possible numbers of
-    heads."""
+    """Stack the iterations of loops over `tokens` (batch and length of each input) or over numbers of `heads`."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -181,8 +180,7 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
-    """Return the scores `before` plus the bias that is added with the mask. The visible scores of `index` determine the
-    bias."""
+    """Return the scores `before` plus the bias that is added with the mask, as visible scores show."""
     value, scores = operations[index].value, operations[before].value
     seen = ~hides(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())

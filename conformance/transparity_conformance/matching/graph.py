@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return the nodes `ends` and their ancestors, except `known` nodes and nodes before them. `given` returns a node's
-    inputs."""
+    """Return the nodes `ends` and their ancestors, without passing `known` nodes; `given` returns a node's inputs."""
     seen = set(ends)
     waiting = list(seen)
     while waiting:

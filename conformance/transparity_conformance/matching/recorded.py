@@ -187,8 +187,7 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same elements in any order. Arrays of 0 and one other number never
-        match."""
+        """Return whether two values have the same elements, with more than one nonzero number, in any order."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -206,8 +205,7 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after `after` that `may_be` accepts. A later match must be less than half as far
-        from `ours`."""
+        """Return the nearest match after `after`; a later match must be less than half as far from `ours`."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):

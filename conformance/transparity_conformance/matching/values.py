@@ -83,8 +83,7 @@ def plain(numbers: np.ndarray) -> np.ndarray:
 
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
-    """Return absolute differences; 0 for masked scores, for two NaNs, and where `kept` is false; infinity for other
-    shapes."""
+    """Return absolute differences: 0 for masked scores, NaNs and outside `kept`; infinity for other shapes."""
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 

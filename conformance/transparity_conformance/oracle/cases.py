@@ -76,8 +76,7 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Return eight rows of text. A single stack gets successive parts of the passage; an encoder-decoder gets pairs of
-    sentences."""
+    """Return eight rows of text: parts of the passage or, for an encoder-decoder, pairs of sentences."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}

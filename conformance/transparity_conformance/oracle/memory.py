@@ -22,8 +22,7 @@ BYTES_OF_A_CACHED_FEATURE = 4 + 4
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
-    """Raise `ConfigError` if a check needs more than the available memory, by a lower bound. `lengths` has the tokens
-    of each input."""
+    """Raise `ConfigError` if a check needs more than the available memory. `lengths` has each input's tokens."""
     parameters = sum(map(math.prod, parameter_shapes(config).values()))
     taps = tap_shapes(config, batch, **{name: lengths[name] for name in config.input_names})
     activations = sum(map(math.prod, taps.values()))

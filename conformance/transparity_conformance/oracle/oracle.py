@@ -62,8 +62,7 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return a tolerance from as few points as necessary: further points can only raise it, so stop when it covers
-        `error`."""
+        """Return a tolerance from as few points as necessary to cover `error`; further points only raise it."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
@@ -84,8 +83,7 @@ class Oracle:
 
     @functools.cached_property
     def identity(self) -> str | None:
-        """Return a hash of everything that determines the results; None for large models, parameters in files, or other
-        data."""
+        """Return a hash of everything that determines the results; None for large models and parameters in files."""
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None

@@ -110,8 +110,7 @@ class Impact:
     """`of`: all positions except padding; `changed`: positions with a wrong output. A pooled model has one output per
     row, so `positions` counts rows."""
     argmax_changes: int
-    """The number of positions, without padding, at which the index of the largest output differs, such as the most
-    likely token."""
+    """The number of positions, without padding, at which another output is the largest, such as another token."""
     at_padding_only: bool
     head: str = "logits"
 

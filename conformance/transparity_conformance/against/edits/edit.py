@@ -43,8 +43,7 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the starts of consecutive segments, last segment first. A count n selects the nth dominator of the
-        segment's end."""
+        """Return the starts of consecutive segments, last first. A count n selects the nth dominator of the end."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -166,8 +165,7 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Merge, split or reorder axes of `value` to match `meant`. Return `value` unchanged if this is ambiguous or
-    impossible."""
+    """Merge, split or reorder axes to match `meant`. Return `value` unchanged if this is ambiguous or impossible."""
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
     if value.ndim != meant.ndim:

@@ -79,8 +79,7 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether a run of the instruction (or, without `is_same_site`, of the line) computes the value
-        `index`."""
+        """Return whether some run of the instruction (or line, without `is_same_site`) computes the value `index`."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False

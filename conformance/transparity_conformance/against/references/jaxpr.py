@@ -28,8 +28,7 @@ INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp
 def record(
     call: Callable[..., Any], inputs: Mapping[str, Any], held: Mapping[str, Any], answer_of: Callable[[Any], Any]
 ) -> Program:
-    """Record a call in float64. `held` contains the arrays to which the function refers; `answer_of` selects the
-    result."""
+    """Record a call in float64. `held` has the arrays to which the function refers; `answer_of` selects the result."""
     with jax.disable_jit():
         closed = jax.make_jaxpr(lambda inputs: answer_of(call(**inputs)))(
             {k: jnp.asarray(v) for k, v in inputs.items()}

@@ -124,8 +124,7 @@ MEANINGS: Mapping[str, Meaning] = {
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code of `jax.nn` functions to candidates: the PyTorch function with each possible axis or
-    approximation."""
+    """Map the code of `jax.nn` functions to PyTorch functions, with each possible axis or approximation."""
     import jax
     from torch.nn import functional as F
 

@@ -281,8 +281,7 @@ class _Search:
         return None
 
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
-        """Yield `now` with swapped choices of tensors that share an operand, such as a feed-forward's gate and up
-        projection."""
+        """Swap choices of tensors that share an operand, such as a feed-forward's gate and up projection."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}

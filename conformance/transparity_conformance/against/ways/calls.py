@@ -55,8 +55,7 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare other lengths, batches and image sizes. Find the smallest wrong length. If the port raises, the size is
-    untested."""
+    """Compare other lengths, batches and image sizes. Find the smallest wrong length; failed calls are untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -124,8 +123,7 @@ REPEATS = Way("repeats")
 
 
 def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
-    """Repeat earlier calls in random order. A faulty port may keep state from a call with another length, batch or
-    mask."""
+    """Repeat earlier calls in random order. A faulty port may keep state from another length, batch or mask."""
     began, answers = time.monotonic(), list[Answer]()
     for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
         first = sides.called[index]

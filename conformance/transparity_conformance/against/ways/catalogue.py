@@ -20,8 +20,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The inputs to try for each fault if edits explain the answers. Without edits, all inputs are tried to exclude
-coincidence."""
+"""The inputs to try for each fault if edits explain the answers; otherwise, all inputs are tried."""
 
 
 def with_names(

@@ -86,8 +86,7 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers. If the port does not repeat an answer, report the first line that
-        differs."""
+        """Find the lines and causes of wrong answers, or the first line at which repeated answers differ."""
         if not outcome.wrong:
             return outcome
         reference, first = reference or self.reference, outcome.wrong[0]
@@ -134,8 +133,7 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare one kind of call. `reference` is `way.reference(…)`. `shorten` returns shorter inputs for a wrong
-    answer."""
+    """Compare one kind of call. `reference` is `way.reference(…)`; `shorten` shortens inputs with a wrong answer."""
     if not probes:
         return not_compared(f"{way.claim}: not compared, because no probe has suitable inputs")
     try:

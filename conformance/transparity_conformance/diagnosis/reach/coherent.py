@@ -98,8 +98,7 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Return (length, coefficient, key) of the longest projection of the errors onto an effect, in multiples of
-    `scales`."""
+    """Return (length, coefficient, key) of the longest projection onto an effect, in multiples of `scales`."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0

@@ -69,8 +69,7 @@ SECONDS_OF_A_PORT = 10.0
 that compiles for each shape may take longer."""
 
 CALLS = 120
-"""The number of calls of one built model. If all are right, fewer than 2.5 % of random calls are wrong, with 95 %
-confidence."""
+"""The number of calls of one built model. If all are right, at most 2.5 % of calls are wrong (95 % confidence)."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause of a result that is wrong only after other calls."""

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The work of a search, without the matching of operations. Both take about 30 s if a small model's fault has no
-explanation."""
+"""The work of a search. Matching operations and an unsuccessful search take about 30 s for a small model."""
 
 CANDIDATES = 300
 

@@ -67,8 +67,7 @@ class Effects:
 
 
 class Search:
-    """A search for faults at the taps `sites`, in addition to `known`, that explain `segment`. Methods may raise
-    `OutOfTime`."""
+    """A search for faults at `sites`, in addition to `known`, that explain `segment`; may raise `OutOfTime`."""
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
@@ -171,8 +170,7 @@ class Search:
             yield self.screen, self._numbered(best, of_each_kind(self.fittables))
 
     def _triples(self) -> Iterator[Round]:
-        """Yield triples at all possible taps, by the sum of effects, then vary each of the best by one fault while the
-        difference shrinks."""
+        """Yield triples at all possible taps, by the sum of effects, then vary the best triples by one fault."""
         self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])

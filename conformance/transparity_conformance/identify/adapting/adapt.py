@@ -30,8 +30,7 @@ MIDDLE, SPREAD = 0.6, 0.3
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw random numbers. Divide a matrix by the square root of its smaller side, because either side may be the
-    input."""
+    """Draw random numbers; divide a matrix by the root of its smaller side, because either side may be the input."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -104,8 +103,7 @@ def adapt_model(
     budget: float | None = None,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of a model that is already built (see `adapt`). `given` contains the parameters that the model's
-    loader received."""
+    """Find the adapter of a built model (see `adapt`). `given` has the parameters that the loader received."""
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
     tensors = model.tensors()

@@ -69,8 +69,7 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield groups of tensors that may contain the parameters of `ours`: names with the layer's number first, then
-        all."""
+        """Yield groups of tensors that may contain the parameters of `ours`: first the layer's tensors, then all."""
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
         near = [name for name in left if not place or place[1] in map(int, NUMBER.findall(name))]

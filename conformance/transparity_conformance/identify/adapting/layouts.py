@@ -138,8 +138,7 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the possible selections of a recurrence's rows. A fused tensor contains one map after another, or groups
-    by key heads."""
+    """Return the possible selections of a recurrence's rows, which may be fused map by map or by key heads."""
     # G: key heads, R: value heads, S and V: width of a key head and of a value head
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")

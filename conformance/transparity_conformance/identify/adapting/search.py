@@ -88,8 +88,7 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the parameters of the failed layer whose lines differ from the first layer's: these matches are
-    doubtful."""
+    """Return the doubtful parameters of the failed layer, whose lines differ from the first layer's lines."""
     stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
     here = [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]
     first = {name: templates_of(lines[in_every_layer(name).replace("{i}", "0")], pool) for name in here}
@@ -184,8 +183,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter affects `tap` with this fault; a parameter without effect would fit any
-        tensor."""
+        """Return whether every parameter affects `tap`; a parameter without effect would fit any tensor."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]

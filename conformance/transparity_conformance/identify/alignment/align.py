@@ -118,8 +118,7 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Move each match outside the tap's path in the data flow to an equal value on this path. Return the taps
-        without such a value."""
+        """Move matches onto the taps' paths in the data flow. Return the taps without an equal value on the path."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

@@ -43,15 +43,13 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return the missing taps that lead to no tap of `confirming`. Different scores may lead to the same choice of
-        a router."""
+        """Return the missing taps that lead to no tap of `confirming`, except to choices of a router."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """Perturb each tap of the reference, and observe which taps change. For a large model, use a small one with as many
-    layers."""
+    """Perturb each tap of the reference (or of a small model with as many layers); return the taps that change."""
     if probe.is_large:
         known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}

@@ -16,8 +16,7 @@ from transparity_conformance.matching.recorded import Layout, Match, Recorded, l
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Match the `lost` taps by the data flow, last tap first. Prefer operations that lead to the port's next known
-    values."""
+    """Match the `lost` taps by the data flow, last tap first; prefer operations that explain later known values."""
     known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -90,8 +89,7 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later matches of one or two inputs of `lost` that explain its value, such as a second norm of queries and
-    keys."""
+    """Return later matches of inputs that explain the value of `lost`, such as a second norm of queries and keys."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -124,8 +122,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def reordered(found: Found) -> dict[str, Match]:
-    """Match queries and keys whose features the port stores in another, common order, which leaves the scores
-    unchanged."""
+    """Match queries and keys whose features have another common order, which leaves the scores unchanged."""
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
         scope, before = scores.removesuffix("scores"), sorted(found.flow.inputs[scores] - found.matches.keys())
@@ -151,8 +148,7 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return the port's nearest unused feature for each feature of the reference; () if a feature has no
-    counterpart."""
+    """Return the port's nearest unused feature for each feature of the reference, or () if one has none."""
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
     for feature in wanted:

@@ -49,8 +49,7 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last match that only a fault explains. Other matches may be intermediate results, such as unbiased
-    scores."""
+    """Return the last match that only a fault explains, and that is no intermediate result of a right port."""
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))
@@ -58,8 +57,7 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """If the tap is a choice of experts, keep the matches that later values confirm; another array may be equal by
-    chance."""
+    """If the tap is a choice of experts, keep only the matches that later values of the port confirm."""
     if not is_choice(tap):
         return matches
     values = found.values
@@ -163,8 +161,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """Return tables that depend only on positions (angles, sines and cosines, ALiBi slopes, distance biases), and their
-    negations."""
+    """Return tables that depend only on positions, such as angles and ALiBi slopes, and their negations."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

@@ -122,8 +122,7 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
-    """Return `end` with operations that only rearrange it, and the first other operation that has a line of the
-    port."""
+    """Return `end` with operations that only rearrange it, and the first other operation with a line."""
     same = [end]
     for index in range(end + 1, len(operations)):
         inputs = operations[index].inputs

@@ -49,8 +49,7 @@ def plan_of(
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return the call, with each repeated key or value head only once, and scores before a mask with position
-    biases."""
+    """Return the call with each repeated head only once, and with biased scores before the mask."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in with_biases(operations)]
     return Recorded(once, answer, heads, dtype)
@@ -150,8 +149,7 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps with the same inputs in both calls. Skipped code, such as an unused expert, may confuse
-    `moved`."""
+    """Return the taps with the same inputs in both calls. Unused experts, for example, may confuse `moved`."""
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
     now = _sources(here.inputs, [moved[placed[tap].index] for tap in taps])
@@ -172,8 +170,7 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """Return a tap's value for each order of axes that agrees with the layout of a single row, or for the least
-    permuted order."""
+    """Return a tap's value for each order of axes that agrees with `learned`, or for the least permuted order."""
     if learned.features and len(learned.features) != shape[-1]:
         return []
     fits = layouts(shape, value.shape, heads)
@@ -186,8 +183,7 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call, which are inputs of the same
-    operations."""
+    """Map operations to their counterparts in another call, which are inputs of the same operations."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

@@ -1,5 +1,4 @@
-"""The answer of `transparity fit`: the nearest template (a preset or family), the differing fields, and the
-evidence."""
+"""The answer of `transparity fit`: the nearest template (preset or family), differing fields, and the evidence."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """Return the incomplete configuration as JSON, with "?" where templates differ, and a sentence with the nearest
-    template."""
+    """Return the incomplete configuration as JSON, with "?" for unknown fields, and a sentence about a template."""
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     alike = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
     others = alike or templates()

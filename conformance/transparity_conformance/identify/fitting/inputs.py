@@ -200,8 +200,7 @@ def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """Return the largest accepted number of tokens, at most the default `max_length`; for an image, return its
-    positions."""
+    """Return the largest accepted number of tokens, at most the default `max_length`, or an image's positions."""
     if not subject.tokens:
         return max(subject.positions.values())
 

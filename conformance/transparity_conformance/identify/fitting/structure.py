@@ -76,8 +76,7 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return attention weights: nonnegative values whose rows over keys sum to 1, without copies and means over
-    heads."""
+    """Return attention weights: nonnegative values whose rows sum to 1, without copies and means over heads."""
     found: list[Softmax] = []
     seen: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -203,8 +202,7 @@ def _attention(
 
 
 def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the features of the value, and of the gate, if any. Weights · value is the output map's input if there is
-    no gate."""
+    """Yield the features of the value, and of the gate. Without a gate, weights · value is the output map's input."""
     batch, heads, queries, keys = softmax.weights.shape
     context = output.given.reshape(len(output.given), heads, -1)
 

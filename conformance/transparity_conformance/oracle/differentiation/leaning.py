@@ -146,6 +146,5 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether each row can have its own perturbation. Batch norm mixes rows in training; experts get no axis of
-    rows."""
+    """Return whether each row can have a perturbation, which batch norm in training and experts prevent."""
     return not (training and config.norm == "batch") and not most_experts(config)

@@ -64,8 +64,7 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return an input's tokens, (calls, batch, length): all ids in order, repeated, or evenly spaced ids if there are
-    too many."""
+    """Return an input's tokens (calls, batch, length): all ids in order, or evenly spaced ids if too many."""
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     if count < len(every):

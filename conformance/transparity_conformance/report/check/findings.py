@@ -65,8 +65,8 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains with all causes in the reference; None if a cause, such as dropout, cannot be
-        imitated."""
+        """The difference that remains with all causes; None if the reference cannot imitate a cause, such as
+        dropout."""
         # A cause's residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
@@ -250,8 +250,7 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and its activation or claim. Claims that agree above 1 do not
-    count."""
+    """Return the largest used share of a tolerance, and its activation or claim, unless the claim agrees above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))

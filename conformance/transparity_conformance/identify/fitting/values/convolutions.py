@@ -1,5 +1,4 @@
-"""Find causal convolutions over time: kernels for which an operation computes silu(convolution(x)) of an earlier value
-x."""
+"""Find causal convolutions: kernels for which an operation computes silu(convolution(x)) of an earlier x."""
 
 from __future__ import annotations
 

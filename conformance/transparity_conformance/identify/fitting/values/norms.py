@@ -97,8 +97,7 @@ class Norms:
         return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the batch norm that turns `x` into `made`. Weight and bias, and the running statistics, are neighbors
-        in the state dict."""
+        """Return the batch norm that turns `x` into `made`; its parameters are neighbors in the state dict."""
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)

@@ -32,8 +32,7 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values that may be the rotated query. A rotation keeps each vector's norm, and the vectors at the first
-    position."""
+    """Yield values with the norms of the query's vectors, and with the same vectors at the first position."""
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -64,8 +63,7 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
-    """Return the angle of each pair of features at each position, and the largest relative error of a query rotated by
-    them."""
+    """Return the angle of each pair of features at each position, and the largest relative error."""
     pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
     first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))
     before, after = (value[..., first] + 1j * value[..., second] for value in (query, rotated))

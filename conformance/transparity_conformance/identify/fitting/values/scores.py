@@ -47,8 +47,7 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return a mask of the masked scores, and their number. Masked scores have the weight 0, or the same number in all
-    heads."""
+    """Return a mask of the scores with weight 0, or with one number in all heads; and the number."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)

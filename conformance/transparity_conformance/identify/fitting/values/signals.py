@@ -81,8 +81,7 @@ def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
-    """Yield possible spectrogram shapes (mel bins, frames), the most likely first. `tables` has parameters and
-    buffers."""
+    """Yield possible spectrogram shapes (mel bins, frames), the most likely first; `tables` include buffers."""
     kernels = list(convolutions(values))
     for (_, first), (_, second) in itertools.permutations(kernels, 2):
         width = len(first)

@@ -123,7 +123,8 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Extend `found` by differences in other calls. Return [] if there are none, or the first call then differs."""
+        """Extend `found` by differences in other calls; return [] if nothing is added, or the first call then
+        differs."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)

@@ -172,7 +172,7 @@ class Reference:
         except Exception as error:  # the reference is the user's code
             raise RefusedError(
                 f"The reference {self.name} raised {describe_error(error)} on {described(inputs)}; give inputs "
-                "that it accepts, by the names of its arguments."
+                "that the reference accepts, by the names of its arguments."
             ) from error
         return np.asarray(answer.detach().double().numpy())
 

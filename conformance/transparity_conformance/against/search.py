@@ -206,7 +206,7 @@ class EditSearch:
         return is_constant and index not in self.comparer.flow.passes and bool(value.is_floating_point())
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield steps by distance from the first difference, backward to the last matched step."""
+        """Yield steps by distance from the first difference; go back only to the last matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -244,7 +244,7 @@ class EditSearch:
             yield from (edit for edit in maker(at, context) if not self._is_refused(edit, at.step))
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit makes a later value equal an unmatched value, unless its result is in `made`."""
+        """Return whether a new result of an edit (not in `made`) makes a later value equal an unmatched value."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -267,7 +267,7 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit of all runs of a line explains values. A port may rotate neither queries nor keys."""
+        """Return whether an edit of all runs of a line explains values, even if the edit of one run does not."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -276,7 +276,7 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a line if the port may leave out the segment that ends there; otherwise []."""
+        """Return all runs of a line if the port may leave out the segment that ends at the line; otherwise []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:

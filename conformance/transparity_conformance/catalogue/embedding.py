@@ -103,7 +103,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "embed_dim": lambda config: float(config.embed_dim),
     "√head_dim": lambda config: math.sqrt(config.head_dim),
 }
-"""Factors of token embeddings in ports."""
+"""Factors by which ports multiply token embeddings."""
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:

@@ -36,7 +36,7 @@ from transparity_numpy.norms.norm import norm
 @dataclass(frozen=True)
 class NormForm:
     centered: bool = True
-    """Whether the variance is around the mean, or (RMSNorm) the mean of squares."""
+    """Whether the variance is computed around the mean, unlike RMSNorm's mean of squares."""
     subtracted: bool = True
     """Whether the mean is also subtracted from the input."""
     correction: int = 0
@@ -47,7 +47,7 @@ class NormForm:
     biased: bool = True
     gained: bool = True
     more: float = 0.0
-    """Added to the weight, such as 1 in Gemma."""
+    """The number added to the weight, such as 1 in Gemma."""
     statistics: str = "features"
     """The axes of mean and variance: `features`, `heads` (heads and features), `positions` (positions and features),
     `batch` (batch and positions), or `running` for stored statistics."""

@@ -79,7 +79,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors of the head's input in ports."""
+"""Factors by which ports multiply the head's input."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

@@ -124,7 +124,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Wrong gated norms of a state-space model; the right norm follows the gate, by groups of heads."""
+"""Wrong gated norms of a state-space model; the right norm follows the gate, and normalizes groups of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,

@@ -193,7 +193,7 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return combinations, or single faults of them, that explain the segment with as many faults as `best`."""
+    """Return combinations in `others`, or their single faults, that need as many faults as `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 

@@ -209,7 +209,7 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or description that distinguishes `other` from `fault`; "" if `other` is no other fault."""
+    """Return the number or description by which `other` differs from `fault`; "" for equal faults."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description.startswith(fault.description) else other.description

@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
-"""Reports omit errors by feature (or logit) beyond this number of features."""
+"""If an activation has more features (or logits), reports omit the errors by feature."""
 
 
 @dataclass

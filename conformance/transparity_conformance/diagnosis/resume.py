@@ -1,4 +1,4 @@
-"""Skip the first layers of the reference: the other layers are a shorter stack, whose embedding is a known output."""
+"""Skip the first layers of the reference if the output of the last skipped layer is known."""
 
 from __future__ import annotations
 

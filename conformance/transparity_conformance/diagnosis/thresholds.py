@@ -85,7 +85,7 @@ DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""Larger combinations contain only faults at all possible taps, if only logits are known."""
+"""If only logits are known, combinations of more faults contain only faults at all possible taps."""
 
 FITS = (
     "126 wrong numbers, such as an eps, were put into seven models, and numbers of all kinds were fitted to each "

@@ -63,7 +63,7 @@ def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -
 
 
 def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
-    """Write values into a copy of `tensors` through `parameters`, which are views; return copy and all parameters."""
+    """Write values through `parameters`, which are views, into a copy of `tensors`; return both."""
     written = {name: value.copy() for name, value in tensors.items()}
     views: Arrays = {}
     for name, each in parameters.items():

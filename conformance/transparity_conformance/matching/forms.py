@@ -67,7 +67,7 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """Group the same operation of all calls of a port that runs token by token; return [] for other ports."""
+    """If a port runs token by token, group the repetitions of each operation; otherwise return []."""
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
         begins = [index for index, each in enumerate(keys) if each == key]

@@ -142,8 +142,9 @@ class CalibratedConstant:
 
 
 def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
-    """Return the measurements of the factor, and of the floor, which counts where the reference makes no error. In
-    float16, the factor must cover 99 %: in the other 1 %, a variance underflows, because NumPy rounds every sum."""
+    """Return the measurements of the factor and of the floor, which is measured where the reference makes no error. In
+    float16, the factor must cover only 99 %: in the other 1 %, a variance underflows, because NumPy rounds every
+    sum."""
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
     factor = CalibratedConstant("factor", dtype, rule.factor, over, 0.99 if dtype == "float16" else 1.0)

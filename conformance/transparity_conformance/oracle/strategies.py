@@ -57,7 +57,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""Conditions without which a field keeps its default."""
+"""Conditions under which a field is drawn; otherwise, the field keeps its default."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
 """Fields that make layers differ, drawn last."""

@@ -17,7 +17,7 @@ MOST_NAMED = 6
 """The largest number of untested fields and probes in a line of text."""
 
 FEW = 3
-"""For more lengths or batch sizes, texts give the range."""
+"""A text lists at most this number of lengths or batch sizes, and otherwise their range."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Map tensors to fused tensors with parts of different sizes, whose ranges depend on the order of the parts."""
+    """Map tensors to fused tensors whose parts differ in size, so that each part's range depends on the order."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
@@ -252,12 +252,12 @@ class _Search:
             used.update({place.name: place.of(self.port).size for place in choice.places})
         for name, value in self.port.items():
             if used[name] < value.size or name not in used:
-                says = f"Not every element of the port's tensor {name} {value.shape} has a counterpart"
-                raise PortError(f"{says} in the reference.")
+                says = f"Some elements of the port's tensor {name} {value.shape} match no tensor of the reference."
+                raise PortError(says)
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Extend `choices` by the first choice of each other tensor that overlaps no earlier choice."""
+        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
         for name in [*choices, *(each for each in self.theirs if each not in choices)]:
             for choice in [choices[name]] if name in choices else self.choices[name]:

@@ -56,7 +56,7 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest small value of each kind of field that does not depend on other sizes."""
+"""In small models, the largest value of each kind of field that does not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
 """The kind and the value of each field."""

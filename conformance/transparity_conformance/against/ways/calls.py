@@ -246,7 +246,7 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 
 
 def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
-    """Extend arrays with one integer per position, such as token types, by zeros."""
+    """Append zeros to arrays that have one integer per position, such as token types."""
     shape = inputs[content].shape
     beyond = ((0, 0), (0, max(length - shape[1], 0)))
     return {

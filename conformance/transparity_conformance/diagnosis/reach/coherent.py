@@ -40,7 +40,7 @@ class Coherent:
     coefficient: float
     """The multiple of the effect; 1 is the whole fault."""
     excess: float
-    """The projection's length, relative to the largest that rounding explains."""
+    """The projection's length, relative to the largest length that rounding explains."""
     cause: Cause | None
     """The fault as a cause; None if an error remains with the fault."""
 

@@ -16,7 +16,7 @@ from transparity_conformance.report.report import Divergence, Impact
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Add the impact to each divergence; divergences with the same cause share one."""
+    """Add the impact to each divergence; divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)

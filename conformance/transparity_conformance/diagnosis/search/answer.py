@@ -30,7 +30,7 @@ class Answer:
     """A port's logits on every probe. `alone` has the results of comparing only the logits."""
 
     found: Collection[str] = ()
-    """The taps matched by value."""
+    """The taps that are matched with operations by value."""
 
     singles: Sequence[Combination] = ()
     """The single faults that reproduce the logits."""
@@ -85,7 +85,8 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults from `told`, including a fault from `last`, that reproduce the logits, or ()."""
+        """Return the smallest subset of `told` that includes a fault from `last` and reproduces the logits; otherwise
+        ()."""
         kinds, new = by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -100,8 +101,8 @@ class Answer:
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
         """Return faults from `last` or `told`, with one new fault, that reproduce the logits. The known faults first
-        act at all possible taps, because the missing fault may hide their effect at some taps. A second search leaves
-        them at the taps with the smallest difference."""
+        act at all possible taps, because the missing fault may hide their effect at some taps. Then the known faults
+        act at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:

@@ -18,7 +18,7 @@ WORK = 12.0
 CANDIDATES = 300
 
 STAGES = 4
-"""Logits, operations, segments, and unexplained faults."""
+"""The stages of a search: logits, operations, segments, and unexplained faults."""
 
 STEP = 0.1
 """The work between two progress reports."""

@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""Steps after which a poor fit ends; the interval is then 1/300 of the initial width."""
+"""The number of steps after which a poor fit ends; the interval is then 1/300 of the initial width."""
 
 STEPS = 40
-"""All steps; the interval is then 1/(2 × 10⁸) of the initial width."""
+"""The number of all steps; the interval is then 1/(2 × 10⁸) of the initial width."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 

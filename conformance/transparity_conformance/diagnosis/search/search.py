@@ -152,7 +152,7 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """How many combinations can be extended within `WALKS` runs."""
+        """The number of combinations that can be extended within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
@@ -205,7 +205,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each fault with a fitted number, which is then fitted again."""
+        """Yield the best partners of each fault with a fitted number; `_numbered` fits the number again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -255,7 +255,7 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes, but more than one."""
+        """Return the faults that explain the most wrong probes; [] if they explain only one probe."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 

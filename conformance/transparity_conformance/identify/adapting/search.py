@@ -126,7 +126,7 @@ class Reference:
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
         """Return 0 if `tap`, computed with `values`, is among the port's values; for scores, return the index in
-        `SCORES`. Return `best` without a better match."""
+        `SCORES`. Return `best` if no match is better."""
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
         weights = f"{tap.removesuffix('scores')}weights"

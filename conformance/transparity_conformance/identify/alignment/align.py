@@ -54,7 +54,7 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Add the fault that explains a new match and adds the most matches if every layer has it."""
+        """Explain a new match by the fault that adds the most matches if every layer has this fault."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):

@@ -122,7 +122,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
-    """Return a function that finds the operations with the name, the line and the most similar call stack."""
+    """Return a function that finds the operations with the same name and line, and the most similar call stack."""
     by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
     for each in operations:
         for count in range(1, len(each.stack) + 1):
@@ -151,7 +151,7 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of one axis in the step and in the forward pass that may correspond, also in larger buffers."""
+    """Yield pairs of slices of an axis, in the step and in the forward pass, that may correspond."""
     if size == whole:
         yield slice(None), slice(None)
     if whole == step.length and size <= step.end:
@@ -196,7 +196,7 @@ def first_source(operations: Sequence[Operation], indices: Iterable[int]) -> Sou
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before the operations `parting` of two calls differ, or ""."""
+    """Return the last right tap before two calls differ in the operations `parting`, or ""."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

@@ -1,4 +1,4 @@
-"""Find the activations (taps) that a port does not return among all recorded operations."""
+"""Match the activations (taps) that a port does not return with recorded operations."""
 
 from __future__ import annotations
 

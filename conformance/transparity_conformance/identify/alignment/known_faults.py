@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """Return the values that the reference computes from `given` up to `until`, and its parameters, without and with
+    """Return the reference's parameters, and the values that it computes from `given` up to `until`, without and with
     the faults. Embedding tables are left out."""
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 

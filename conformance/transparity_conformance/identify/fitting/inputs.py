@@ -20,7 +20,7 @@ LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 
 FIRST, LAST = 12, 4
-"""How many first and last tokens of a large vocabulary may be the padding token."""
+"""The numbers of first and last tokens of a large vocabulary that may be the padding token."""
 
 MOST = 512
 
@@ -147,7 +147,7 @@ def may_pad(size: int) -> np.ndarray:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Return rows in which each possible padding token follows another token; or flipped images."""
+    """Return rows in which each possible padding token follows another token; for images, return flipped images."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}

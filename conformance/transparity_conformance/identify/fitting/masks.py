@@ -139,7 +139,8 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number of masked scores, and the order of mask and scale. Both orders fit, so prefer fewer digits."""
+    """Return the number that replaces masked scores, and whether the mask comes before or after the scale. Both orders
+    fit the recorded scores; prefer the order in which the number has fewer digits."""
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"
     if value == 0:

@@ -70,7 +70,7 @@ class Taken:
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
-        """Return the reference's input of the output map for the first `rows` rows."""
+        """Return the input of the output map, as the reference computes it for the first `rows` rows."""
         bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
         config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
@@ -107,7 +107,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps, then without one bias, which may belong to the time steps."""
+    """Yield the linear maps unchanged, and then without a bias that may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -135,7 +135,7 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features that may be time steps, and a vector with one number per head that an operation adds."""
+        """Yield features that may be time steps, and a vector that an operation adds to them, one number per head."""
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for name, vector in self.values.items():

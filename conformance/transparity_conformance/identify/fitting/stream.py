@@ -70,7 +70,7 @@ class Walk:
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
     reached: int = 0
-    """The most sublayers that a placement of norms explains."""
+    """The largest number of sublayers that a placement of norms explains."""
 
     @property
     def width(self) -> int:

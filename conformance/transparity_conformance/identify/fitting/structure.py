@@ -197,7 +197,7 @@ def _attention(
             return made, [columns.linear(unread)] if unread else []
     raise FitError(
         f"The context of an attention with {heads} heads is not a weighted sum of the results of the "
-        f"linear maps before it; {_FORMS}"
+        f"preceding linear maps; {_FORMS}"
     )
 
 

@@ -194,8 +194,8 @@ POINTS = 3
 
 
 class Together:
-    """Derivatives along directions that change all parameters. `each` has the derivatives of single parameters; the
-    norms of `gradients`, the port's, scale the directions."""
+    """Derivatives along directions that change all parameters. `each` has the derivatives of single parameters. The
+    norms of the port's `gradients` scale the directions."""
 
     def __init__(self, each: Derivatives, gradients: Mapping[str, np.ndarray], known: list[str]) -> None:
         self.each, random = each, np.random.default_rng(8)

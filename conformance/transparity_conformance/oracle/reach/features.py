@@ -22,7 +22,7 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""The precision whose rounding a call's change must exceed, for ports of any precision."""
+"""A change of the logits counts if it exceeds rounding in this precision, for ports of any precision."""
 
 SHOWS = 1e-5
 """A field is active if its change moves a small model's logits by more than this share of the largest."""

@@ -150,7 +150,7 @@ class ReachModel:
 
     def _in_turns(self, found: Sequence[ReachProbe]) -> list[ReachProbe]:
         """Return calls with a text, with its single tokens, and with the text again. A port may take a single token for
-        the next one of the earlier text."""
+        the next token of the earlier text."""
         texts = [probe for probe in found if probe.batch == 1 and probe.lengths[-1] > 1]
         if not texts or not any(probe.batch == probe.lengths[-1] == 1 for probe in found):
             return []
@@ -221,9 +221,9 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator, masks: int) -> Arrays:
-    """Return an attention mask and token types, if the model reads them. By the sum of batch size, length and `masks`,
-    the mask hides nothing, or padding and one token, or padding and some first tokens. Rows differ, and their lengths
-    are not in order."""
+    """Return an attention mask and token types, if the model reads them. The mask hides nothing, padding and one token,
+    or padding and some first tokens, by the sum of batch size, length and `masks`. Rows differ, and their lengths are
+    not in order."""
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:

@@ -140,7 +140,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Merge lines that differ only in numbers or in the probe, and append how many."""
+    """Merge lines that differ only in numbers or in the probe, and append the number of merged lines."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

@@ -161,7 +161,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield each stack of `count` matrices and its transpose; a stack is one array, or numbered names."""
+    """Yield each stack of `count` matrices and its transpose; a stack is one array, or matrices with numbered names."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]

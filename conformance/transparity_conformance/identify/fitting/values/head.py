@@ -89,8 +89,8 @@ def activation_between(linear: Linear, made: np.ndarray) -> str | None:
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, batch · length) that pool each row's states: the first position, the last, a token's, or a
-    mean. A mean may leave out one token as padding."""
+    """Yield matrices (batch, batch · length) that pool each row's states: the first position, the last position, the
+    position of a token, or a mean. A mean may leave out one token as padding."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield averaged(np.ones((batch, length)))
@@ -114,7 +114,7 @@ def averaged(seen: np.ndarray) -> np.ndarray:
 
 
 def pooling_fields(tokens: np.ndarray | None, size: int, pads: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each kind of pooling, the simplest first. `tokens` is None for an image; `pads` are possible
+    """Yield the fields of each kind of pooling, the simplest first. An image has no `tokens`; `pads` are possible
     padding fields."""
     yield {"pooling": "first"}
     for pooling in ("mean", "last"):

@@ -64,7 +64,7 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """Return the query, key, value, and key and value together of a fused map."""
+    """Return the parts of a fused map: query, key, value, and key and value together."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))

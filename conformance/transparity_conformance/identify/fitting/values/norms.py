@@ -27,7 +27,7 @@ class Norm:
     """The parameters' names: weight, bias, running mean, running variance."""
     gain: str
     kind: str
-    """`rms`, `batch` or `centred`, for `layer` and `layer-unbiased`, which `kind_and_eps` distinguishes."""
+    """`rms`, `batch`, or `centred` for both `layer` and `layer-unbiased`, which `kind_and_eps` distinguishes."""
     x: np.ndarray
     factors: np.ndarray
     """The factor r of each row or, in a batch norm, of each feature."""

@@ -18,7 +18,7 @@ DIGITS = 12
 
 
 def difference(value: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference, divided by the largest element; infinity for other sizes."""
+    """Return the largest difference, divided by the largest element; infinity for different sizes."""
     if value.size != other.size:
         return math.inf
     flat, against = value.reshape(-1), other.reshape(-1)

@@ -183,7 +183,7 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield each fault, the faults at `tap`, combinations of up to `DEEPEST` ids, and all faults."""
+    """Yield subsets of `told`: each fault, the faults at `tap`, combinations of up to `DEEPEST` ids, and all faults."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())

@@ -43,7 +43,7 @@ OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
 """For a large model, the fewest directions, and the points at which rounding is measured."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
-"""The most complex logits in one forward pass: 1 MB, to fit a CPU cache, or 256 MB for a large model."""
+"""The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache; 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
 """(logits (batch, length, vocab), targets (batch, length), padding token) → loss; the logits may be complex."""

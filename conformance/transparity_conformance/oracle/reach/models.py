@@ -343,7 +343,7 @@ SPECIAL_TOKENS = ("pad_id", "bos_id", "eos_id")
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
     """Return the configuration with small sizes, or the given `sizes`. Special tokens beyond a small vocabulary get
-    other ids: up to GPT-2's end token, the logits of a thousand positions would take 400 MB."""
+    other ids. With a vocabulary up to GPT-2's end token, the logits of a thousand positions would take 400 MB."""
     small: dict[str, Any] = {
         name: min(size, PROBE_SIZES[name])
         for name in ("source_vocab_size", "target_vocab_size")

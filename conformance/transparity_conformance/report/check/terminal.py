@@ -44,7 +44,7 @@ WIDTH = 80
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""The most findings shown, if later ones may be consequences of the first."""
+"""The largest number of findings shown, if later findings may be consequences of the first."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48

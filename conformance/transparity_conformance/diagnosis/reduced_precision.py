@@ -93,7 +93,8 @@ def _is_within(result: ProbeResult, kind: str) -> bool:
 
 
 def _rounded_products(results: Results) -> Cause | None:
-    """Return the first precision of factors, in linear maps or all products, that explains the difference."""
+    """Return the first precision of the factors of matrix products (all, or in linear maps) that explains the
+    difference."""
     order = next(iter(results.values())).order
     for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]

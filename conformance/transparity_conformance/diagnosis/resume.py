@@ -13,7 +13,8 @@ from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
 
 Depth = tuple[int, int]
-"""(0, i) for layer i of the encoder, (1, i) for the decoder; i is the number of layers after a stack."""
+"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder; after a stack, i is the number of its
+layers."""
 
 
 @functools.lru_cache(maxsize=2**6)

@@ -38,8 +38,8 @@ from transparity_conformance.oracle.undetermined import split
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
 SCORES = ("scores", "weights", "scores in order")
-"""The comparisons that identify queries and keys, the most certain first. Scores and weights agree; or only the
-weights, because the port shifts scores; or only the scores, because the port's mask is wrong."""
+"""The comparisons that identify queries and keys, the most certain first. The port may shift the scores, so that only
+the weights agree; or its mask may be wrong, so that only the scores agree."""
 
 
 @dataclass

@@ -204,8 +204,8 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
-        title = _name_of(asked.against)
-        title = f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else title
+        is_theirs = asked.against == TRANSFORMERS
+        title = f"{TRANSFORMERS} {type(model).__name__}" if is_theirs else _name_of(asked.against)
         reference = reference_of(title, model, asked.dtype)
         _configure(reference.model, folder)
         yield reference, folder
@@ -231,8 +231,7 @@ def from_transformers(folder: Path | None) -> Any:
 
     from transparity_conformance.against.small.build import class_of, read_config
 
-    config = read_config(folder)
-    made: Any = class_of(config)
+    made: Any = class_of(read_config(folder))
     named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     model = read_with(made.from_pretrained, f"{folder} cannot be read by transformers", str(folder), **named)
     if "set_experts_implementation" in dir(model):

@@ -198,8 +198,7 @@ def _found_by_calls(model: Any) -> Source:
 
 
 def length_of(inputs: Inputs) -> int:
-    texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
-    return max(texts, default=0)
+    return max((each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2), default=0)
 
 
 def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:

@@ -137,8 +137,7 @@ def _is_passed(tap: str, results: Results) -> bool:
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:
     result = next(each for each in results.values() if tap in each.recorded)
-    ours = walk(result.probe, result.recorded, known)
-    return dependents(result.probe, result.recorded, ours, tap, known) - {tap}
+    return dependents(result.probe, result.recorded, walk(result.probe, result.recorded, known), tap, known) - {tap}
 
 
 def _by_answer(

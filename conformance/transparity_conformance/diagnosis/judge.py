@@ -112,8 +112,7 @@ def _compare(
 
 
 def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> bool:
-    has_all_logits = all(key in results and "logits" in results[key].recorded for key in probes)
-    return has_all_logits and is_judged(results, dtype)
+    return all(key in results and "logits" in results[key].recorded for key in probes) and is_judged(results, dtype)
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,7 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
     """Drop unexplained divergences that change no logits, because a right port may exceed a budget."""
-    effects = [(each, each.impact) for each in divergences]
-    told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
+    told = [each for each in divergences if each.causes or not each.impact or each.impact.changes_logits]
     return told or divergences
 
 

@@ -82,8 +82,7 @@ Results = Mapping[str, ProbeResult]
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
     """Compare each activation with the value that the reference computes from the port's earlier activations."""
-    lengths = lengths_of(probe.config, probe.inputs)
-    shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths_of(probe.config, probe.inputs))
     misshapen = {
         tap: f"{tap} has the shape {value.shape} on the probe {probe.name}; expected {shapes[tap]}"
         for tap, value in shown.items()
@@ -136,8 +135,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_00
             wrong |= dict.fromkeys(tap for tap in near if share(errors[tap], budgets[tap]) > 1)
         if len(wrong) > most:
             break
-    order = next(iter(results.values())).order
-    return sorted(wrong, key=order.index)
+    return sorted(wrong, key=next(iter(results.values())).order.index)
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:

@@ -114,8 +114,7 @@ class Segment:
         return self._sizes[key][1:]
 
     def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
-        largest = float(np.abs(left).max(initial=0.0))
-        self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
+        self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), float(np.abs(left).max(initial=0.0))
 
 
 def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:

@@ -256,5 +256,4 @@ def segment_budgets(
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
     """Change elements by up to half an ulp, because a port may continue with unrounded values."""
-    random = np.random.default_rng([index, value.size])
-    return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))
+    return value * (1 + np.random.default_rng([index, value.size]).uniform(-ulp / 2, ulp / 2, value.shape))

@@ -170,8 +170,7 @@ class _Listener:
                     record.settle(each, record.numbers)
             inputs = () if name in SHAPE_ALONE else record.origins(read)
             if inputs or name not in REARRANGEMENTS:
-                value = record.numbers(array)
-                record.put(place, record.add(f"numpy.{name}", value, inputs, record.sources.here()))
+                record.put(place, record.add(f"numpy.{name}", record.numbers(array), inputs, record.sources.here()))
 
     def _write(self, name: str, array: Any, inputs: Origins) -> None:
         record, place = self.record, _region(array)

@@ -338,8 +338,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         if longest <= LONGEST and not config.reads_pixels:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if can_read_text(config):
-            text = _text(config, source, target)
-            made.insert(1, ("text", "real text", config, ordinary, text))
+            made.insert(1, ("text", "real text", config, ordinary, _text(config, source, target)))
         square, purpose = other_sizes(config)[0], "square weights, which also fit if transposed"
         made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
     return {

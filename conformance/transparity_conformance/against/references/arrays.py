@@ -91,8 +91,7 @@ def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorde
 
 def _other(value: Any, whole: _Namespace) -> Any:
     if isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "numpy":
-        path = value.__name__.split(".")[1:]
-        return functools.reduce(getattr, path, whole)
+        return functools.reduce(getattr, value.__name__.split(".")[1:], whole)
     is_function = isinstance(value, np.ufunc) or (callable(value) and getattr(value, "__module__", None) == "numpy")
     return getattr(whole, value.__name__, value) if is_function else value
 

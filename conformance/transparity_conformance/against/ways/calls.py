@@ -135,8 +135,7 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
         answers.append(answer_of(sides.reference, name, inputs, actual, first.actual, first.budget))
         if not answers[-1].agrees or time.monotonic() - began > SECONDS:
             break
-    found = as_result(REPEATS, sides.explained(Outcome(answers)))
-    return dataclasses.replace(found, calls=len(answers))
+    return dataclasses.replace(as_result(REPEATS, sides.explained(Outcome(answers))), calls=len(answers))
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13

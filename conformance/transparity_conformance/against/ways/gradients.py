@@ -149,8 +149,7 @@ class Place:
         def within(a: np.ndarray | None, b: np.ndarray | None) -> float:
             return 0.0 if a is None or b is None else rule.budget(_apart(a, b), ulp, 1.0)
 
-        values = zip(exact.operations, rounded.operations, strict=True)
-        self.shares = [within(a.value, b.value) for a, b in values]
+        self.shares = [within(a.value, b.value) for a, b in zip(exact.operations, rounded.operations, strict=True)]
         self.shares_of_gradients = [within(a, b) for a, b in zip(exact.gradients, rounded.gradients, strict=True)]
         known = Known({index: fingerprint(each.value) for index, each in enumerate(port.operations)})
         self.alike: list[list[int]] = [[] for _ in port.operations]

@@ -30,8 +30,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
     ]
     if found:
         _, tap, worst = max(found, key=lambda item: item[0])
-        where = f"{tap} ({worst.probe.name})"
-        yield ClaimResult(ID, "agrees", worst.everywhere[tap], worst.budgets[tap], where)
+        yield ClaimResult(ID, "agrees", worst.everywhere[tap], worst.budgets[tap], f"{tap} ({worst.probe.name})")
 
 
 def convention_notes(results: Results) -> list[str]:

@@ -45,8 +45,7 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
     """Find the reference's parameters in `tensors`: the parameters of the model, and possibly some of its buffers."""
     values = drawn(tensors)
     model.assign(values)
-    lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
-    inputs = mixed_inputs(config, 0, *lengths)
+    inputs = mixed_inputs(config, 0, *(min(length, config.max_length) for length in (SOURCE, TARGET)))
     probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
     taps, operations = run_listening(model, probe)
     best: FoundAdapter | None = None

@@ -88,8 +88,7 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
     if role in ("gate", "up") and config.gated:
         blocks = [(_block(half, "F"), "2*F") for half in (0, 1)]
         return [("", "F"), *blocks, *((f".view(F, 2, -1)[:, {half}]", "2*F") for half in (0, 1))]
-    whole = {"up": "F", "down": "D", "output": "D", "pooler": "D"}.get(role, "")
-    return [("", whole)]
+    return [("", {"up": "F", "down": "D", "output": "D", "pooler": "D"}.get(role, ""))]
 
 
 def _parts_of(role: str) -> list[int]:

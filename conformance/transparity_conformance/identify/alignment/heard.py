@@ -123,8 +123,7 @@ def shows_all(probes: Mapping[str, Probe], actual: Actual) -> bool:
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
-    lengths = lengths_of(row.config, row.inputs)
-    shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
+    shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths_of(row.config, row.inputs))
     exact = 8 * sum(value.size for value in row.parameters.values())
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:

@@ -188,8 +188,7 @@ def _with_exchanges(
             continue
         if all(_is_same(probes[key], call, fault.where, rival, dtype) for key, call in calls.items()):
             known.add(rival.fault.id)
-            tied = (*fault.indistinguishable, rival.fault.id)
-            fault = dataclasses.replace(fault, indistinguishable=tied)
+            fault = dataclasses.replace(fault, indistinguishable=(*fault.indistinguishable, rival.fault.id))
     return fault
 
 

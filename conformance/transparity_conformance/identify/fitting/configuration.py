@@ -211,8 +211,7 @@ def _head(found: FoundFields, parts: Parts) -> None:
     scale = scale_of_logits(head.linear.made, parts.heard.output) if head.linear and head.kind == "logits" else Scale()
     bases = {"none": 1.0, "embed_dim": stream.output.shape[1] ** -0.5}
     found.put_factor("head", settled(stream.head_factor * scale.factor), bases)
-    fields = {"head": head.kind, "residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
-    found.fields |= fields
+    found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
     if head.is_pooled:
         found.fields["pooler"] = head.activation
     if head.pooler is not None:

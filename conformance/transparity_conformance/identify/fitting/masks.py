@@ -56,8 +56,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.fields["window_kind"] = "chunked"
         if len(windowed) < len(own):
             types = [FULL if each is None else SLIDING for each in sizes.values()]
-            kinds = {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
-            found.fields |= kinds
+            found.fields |= {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
         else:
             found.untold["layer_types"] = (
                 "every attention layer has the window, so the types of layers cannot be distinguished"
@@ -117,8 +116,7 @@ def window_of(masked: np.ndarray) -> int | None:
     """Return the smallest distance from which all keys are hidden, if any."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
-    window = next((distance for distance in range(length) if all(hidden[distance:])), None)
-    return window or None
+    return next((distance for distance in range(length) if all(hidden[distance:])), None) or None
 
 
 def in_chunks(masked: np.ndarray, size: int) -> bool:

@@ -108,9 +108,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
 
 
 def _read_scale(found: FoundFields, heads: Heads) -> None:
-    def error(factor: float) -> float:
-        return difference(Scale(factor, heads.scale.softcap)(heads.raw), heads.own)
-
+    error = lambda factor: difference(Scale(factor, heads.scale.softcap)(heads.raw), heads.own)
     sizes = {"head_dim": heads.attention.head_dim, "embed_dim": found.fields["embed_dim"], "none": 1}
     found.put_factor("attention", heads.scale.factor, {name: size**-0.5 for name, size in sizes.items()}, error)
     found.fields["attention_softcap"] = heads.scale.softcap

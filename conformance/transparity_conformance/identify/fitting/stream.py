@@ -147,8 +147,7 @@ class Walk:
         given = sublayer.key.given.reshape(-1, self.width)
         if not is_same(self.memory, given):
             made.memory_norm = True
-            place = name.replace("cross_attention", "memory_norm")
-            return self._is_normed(made, norms, place, self.memory, given)
+            return self._is_normed(made, norms, name.replace("cross_attention", "memory_norm"), self.memory, given)
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:

@@ -110,8 +110,7 @@ def sublayers(
     routed = {each.router: each for each in experts}
     unsorted: list[Anchor] = [*weights, *recurrences]
     anchors = sorted(unsorted, key=_end_of)
-    ends = [_end_of(each) for each in anchors]
-    cuts = [-1, *ends, float("inf")]
+    cuts = [-1, *map(_end_of, anchors), float("inf")]
     between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
     projections: list[Linear] = between[0]
     for anchor, rest in zip(anchors, between[1:], strict=True):

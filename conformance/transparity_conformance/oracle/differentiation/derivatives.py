@@ -102,8 +102,7 @@ class Derivatives:
         self._used: dict[str, None] = {}
         self.oracle = Oracle(self._run, parameters, neighbours=POINTS_OF_A_LARGE_ONE if self.is_large else NEIGHBOURS)
         if loss is cross_entropy and masks is None and routers is None:
-            settings = ["derivatives", config.as_dict(), training, of_padding]
-            self.oracle.given = settings, inputs
+            self.oracle.given = ["derivatives", config.as_dict(), training, of_padding], inputs
 
     @functools.cached_property
     def expected(self) -> Arrays:

@@ -399,8 +399,7 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
 
 
 def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    numbers = thresholds(config).values()
-    lengths = lengths_up_to(longest, numbers)
+    lengths = lengths_up_to(longest, thresholds(config).values())
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]
     first = _crossing(config, longest)

@@ -64,8 +64,7 @@ class Agreement:
 
     @property
     def families(self) -> dict[str, list[Column]]:
-        groups = groupby(self.matrix.columns, lambda column: column.family)
-        return {family: list(columns) for family, columns in groups}
+        return {family: list(each) for family, each in groupby(self.matrix.columns, lambda column: column.family)}
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:

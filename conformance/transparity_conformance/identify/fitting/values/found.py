@@ -41,8 +41,7 @@ class FoundFields:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
-        probe = Probe("fit", tap, "", self.config(**others), self.parameters, inputs)
-        return walk(probe, {}, until=tap)[tap]
+        return walk(Probe("fit", tap, "", self.config(**others), self.parameters, inputs), {}, until=tap)[tap]
 
     def take(self, fields: Mapping[str, Any]) -> None:
         self.fields |= fields

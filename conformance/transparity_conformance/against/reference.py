@@ -307,7 +307,7 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change elements by up to one ulp, or a constant x, which may be a power, by up to 1 + |ln |x|| ulps."""
+    """Change elements by up to one ulp. Change a constant x, which may be a power, by up to 1 + |ln |x|| ulps."""
     import torch
 
     if not value.is_floating_point():

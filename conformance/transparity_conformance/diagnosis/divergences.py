@@ -115,7 +115,7 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps after the first layer that has such a divergence. Keep all
+    """Drop unexplained divergences at matched taps, except in the first layer that has such a divergence. Keep all
     divergences if the logits are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps
     explain the logits."""
     open_ = [each.where for each in divergences if not each.causes]

@@ -1,4 +1,4 @@
-"""Match the activations (taps) that a port does not return with recorded operations."""
+"""Find the activations (taps) that a port does not return, by matching them with recorded operations."""
 
 from __future__ import annotations
 

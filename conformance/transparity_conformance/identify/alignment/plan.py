@@ -49,7 +49,8 @@ def plan_of(
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return the call with each repeated head only once, and with biased scores before the mask."""
+    """Return the call, with repeated heads only once, and with scores before a mask that also contains a position
+    bias."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in with_biases(operations)]
     return Recorded(once, answer, heads, dtype)

@@ -412,7 +412,7 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return a key of the operation's position, and the lines to report. An expression may run it repeatedly."""
+        """Return a key of the operation's position (an expression may repeat an operation), and the lines to report."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:

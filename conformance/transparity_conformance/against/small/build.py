@@ -87,7 +87,7 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small float32 model in evaluation mode. If it does not run, shrink fewer fields (see `KEPT`)."""
+    """Return a small float32 model in evaluation mode. If the model does not run, shrink fewer fields (see `KEPT`)."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:

@@ -188,8 +188,8 @@ def shorter(period: int) -> int:
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the indices of two layers of each kind, at most `LONGEST`. Keep only the first `PREFIX` layers if they
-    suffice. Repeat a kind's only layer if the model has more than two layers."""
+    """Return the indices of two layers of each kind, at most `LONGEST`. Keep only the first `PREFIX` layers if these
+    layers suffice. Repeat a kind's only layer if the model has more than two layers."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

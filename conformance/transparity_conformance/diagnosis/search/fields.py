@@ -94,8 +94,8 @@ def _one_by_one(config: TransformerConfig, results: Results, left: int, clock: C
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis with the fewest wrong taps, and their number; if all leave more than `most`, (None, `most`
-    + 1)."""
+    """Return the hypothesis with the fewest wrong taps, and their number; (None, `most` + 1) if none has at most
+    `most`."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

@@ -148,7 +148,7 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return the port's nearest unused feature for each feature of the reference, or () if one has none."""
+    """Return the port's nearest unused feature for each feature of the reference; () if a feature has none."""
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
     for feature in wanted:

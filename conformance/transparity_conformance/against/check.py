@@ -56,11 +56,10 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""A function of a model folder and the reference's tensors (by name) that returns the port's forward pass."""
+"""A function of a model folder and the reference's tensors (by name); it returns the port's forward pass."""
 
 TRANSFORMERS = "transformers"
-"""If `--against` has this value, the reference is the `transformers` model of the given `--config` or
-`--checkpoint`."""
+"""The value of `--against` that selects the `transformers` model of the given `--config` or `--checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,9 @@ class Request:
     """The arguments of `check` if the reference is another implementation."""
 
     port: Any
-    """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function of the
-    inputs)."""
+    """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function)."""
     against: Any
-    """The reference: a file, an object (as for `port`), or `transformers`. With a list of two references, the report
-    compares all three implementations."""
+    """The reference: a file, an object (as for `port`), or `transformers`; or a list of two references."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -80,12 +77,10 @@ class Request:
     timeout: float | None = None
     budget: float | None = None
     name: str = ""
-    """The name of a port that is not a file."""
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation. A port that is a file runs in a separate process. With a second
-    reference, the report says which of the three implementations differs from the other two."""
+    """Check a port against one or two references. A port that is a file runs in a separate process."""
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
     first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
@@ -152,7 +147,6 @@ class FilledPort:
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The port's tensor for each tensor of the reference; None if no call has searched for the tensors yet."""
 
     @property
     def notes(self) -> list[str]:
@@ -192,8 +186,7 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the model folder (or None). If the user gave a configuration, write a small model into a
-    temporary folder."""
+    """Yield the reference, and the folder or None. From a configuration, write a small model into the folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
@@ -211,8 +204,8 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
-        title = _name_of(asked.against)
-        title = f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else title
+        is_theirs = asked.against == TRANSFORMERS
+        title = f"{TRANSFORMERS} {type(model).__name__}" if is_theirs else _name_of(asked.against)
         reference = reference_of(title, model, asked.dtype)
         _configure(reference.model, folder)
         yield reference, folder
@@ -238,8 +231,7 @@ def from_transformers(folder: Path | None) -> Any:
 
     from transparity_conformance.against.small.build import class_of, read_config
 
-    config = read_config(folder)
-    made: Any = class_of(config)
+    made: Any = class_of(read_config(folder))
     named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     model = read_with(made.from_pretrained, f"{folder} cannot be read by transformers", str(folder), **named)
     if "set_experts_implementation" in dir(model):
@@ -269,7 +261,6 @@ def _model_of(given: Any, folder: Path | None) -> Any:
 
 
 def _called(make: Callable[..., Any], name: str, folder: Path | None) -> tuple[Any, bool]:
-    """Return the result of `make`, and whether `make` takes the folder as its argument."""
     given = _given_to(make, name, folder)
     try:
         return call_port(make, *given), bool(given)
@@ -320,7 +311,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
     "other lengths and batches": calls.compare_sizes,
     "cached steps": calls.compare_steps,
 }
-"""The comparisons for which the checker draws new random inputs, in the order in which they run."""
+"""The comparisons that draw new inputs, in the order in which they run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "generation": calls.compare_generation,
@@ -328,8 +319,7 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""Comparisons that reuse the inputs of the forward passes. Repeated calls run last, to detect state that the earlier
-comparisons left in the port."""
+"""The comparisons that reuse inputs. Repeated calls run last, to detect state from earlier comparisons in the port."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:

@@ -1,8 +1,4 @@
-"""Compare a port with a reference on many inputs, and find the lines that differ and the cause.
-
-The cause is an edit: a change of the reference's computation after which the reference computes the port's values. An
-edit may explain one call by chance, so the search confirms the edit on all other calls.
-"""
+"""Find the lines that differ, and an edit that explains every call, because one call may agree by chance."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ from transparity_conformance.report.report import Cause, Divergence
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 RESHAPED = "shape"
-"""The id of the fault "right values in a wrong shape". This id has no page in the catalogue of faults."""
+"""The id of the fault "right values in a wrong shape", which has no page in the catalogue."""
 
 
 class Call:
@@ -87,8 +83,6 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences, with explaining edits if any, and the comparison of the port with the edited
-        reference. If the other calls contradict the edits, return the differences without edits."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -115,8 +109,7 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference with the descriptions of up to three alternative edits. An alternative edit explains
-        every call, and is not more complex than the reported edit."""
+        """Yield each difference with up to three descriptions of other edits that also explain every call."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -130,9 +123,8 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found`, extended by further differences in calls that the edits of `found` do not explain. A
-        difference without an edit ends the list. Return an empty list if no difference is added, or if all edits
-        together do not explain the first call."""
+        """Extend `found` by differences in other calls; return [] if nothing is added, or the first call then
+        differs."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -144,7 +136,6 @@ class Confirming:
         return more if together is not None and together.agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether the edits of `found` explain another wrong call, except on unedited lines of `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -153,7 +144,6 @@ class Confirming:
         return after.agrees and {each.step.line for each in added} <= lines
 
     def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison | None:
-        """Run the first call with the edits of `found`; return None if an edit fails in this call."""
         comparer = self.departures.comparer
         after = comparer.tried(self.departures.changes_of(found), now)
         return None if after is None else comparer.measured(after)
@@ -163,12 +153,11 @@ class Confirming:
 class Outcome:
     answers: Sequence[Answer]
     faults: Sequence[Divergence] = ()
-    """The differences, each with the lines in both implementations, and the edit that explains the difference."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """The number of the port's operations that remain in `Comparison.lost` after the edits."""
+    """The number of the port's operations that stay unmatched after the edits."""
     site: Hashable = None
-    """The position in the reference's code of the first unexplained difference; None without such a difference."""
+    """The code position of the first unexplained difference."""
 
     @property
     def is_explained(self) -> bool:
@@ -206,8 +195,6 @@ def judged(
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer, except at padding. If the answer has the right size but a
-    wrong shape, compare the elements in order."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual.reshape(expected.shape), expected, reference.kept(inputs, expected.shape))
@@ -218,9 +205,8 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain the wrong answer that `most_telling` selects, and confirm the edits on the other calls.
-    If a difference stays unexplained, repeat the search with the reference's next implementation of experts. Stop if
-    all remaining implementations also run the step with the first unexplained difference."""
+    """Find edits that explain one wrong answer, and confirm them on the other calls. Try the reference's other
+    implementations of experts while a difference is unexplained."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -298,9 +284,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
-    """Drop each unexplained difference that depends on an earlier unexplained difference at another line. After an
-    unexplained difference, the reference continues with a similar value of the port. Correct lines of the port seem to
-    differ if this value belongs to another step."""
+    """Drop unexplained differences that depend on an earlier unexplained difference at another line."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)
@@ -310,8 +294,7 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
 
 
 def _leads_to(one: Departure, other: Departure) -> bool:
-    """Return whether `other` depends on `one`, in the port or in the reference. A call with several results, such as
-    `topk`, is recorded as several operations with the same inputs."""
+    """Return whether `other` depends on `one`. A call with several results counts as several operations."""
     port, program = other.by.comparer.port, other.by.comparer.program
     first = port.operations[one.operation]
     same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))

@@ -26,17 +26,15 @@ class Comparison:
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
-    """For each value of the reference, by index, the port's operations that compute the same value."""
+    """For each value of the reference, the port's operations with the same value."""
     lost: Sequence[int]
     """The port's unmatched operations whose results affect no matched value."""
     agrees: bool
-    """Whether the answers of the port and the reference are equal within the tolerance."""
     shares: Mapping[int, float]
-    """The tolerance of each value, relative to the value's largest element."""
+    """The tolerance of each value, divided by the value's largest element."""
 
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
-        """Map each operation of the port, by index, to the reference's values that equal its result."""
         found: dict[int, list[int]] = {}
         for index in sorted(self.have):
             for operation in self.have[index]:
@@ -55,17 +53,14 @@ class Comparer:
 
     @functools.cached_property
     def relevant(self) -> Collection[int]:
-        """Return the steps of the reference on which the answer depends."""
         program = self.program
         made = program.answer in program.maker  # a model may return one of its inputs
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return the position (`At`) of the step `number`, in the program with `changes`."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Return `before`, extended by the changes that an edit makes at the steps `numbers`."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
@@ -75,7 +70,6 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the values that are missing in `have`, and add these matches to `have`. Return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -91,7 +85,6 @@ class Comparer:
         return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:
-        """Return the largest difference between the answers of the port and the (changed) reference."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
         theirs = theirs.reshape(ours.shape) if theirs.size == ours.size else theirs
         return float(apart(ours, theirs, self.kept).max())
@@ -109,15 +102,13 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Repeat a comparison with new tolerances, because the changed reference may have larger rounding errors."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - some changes fail in the port's precision
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. If some
-        steps share an input with the operations, return only these steps."""
+        """Return the first unmatched operations and steps; prefer steps that share an input with an operation."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
@@ -133,13 +124,11 @@ class Comparer:
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
     def codes(self, now: Comparison, operation: int) -> set[Any]:
-        """Return the code of each function that the reference runs to compute the value of a port's operation."""
         makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's unmatched steps whose results affect no matched value. A step that reads only the
-        shape of a value does not depend on this value."""
+        """Return the reference's unmatched steps whose results affect no matched value."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,
@@ -151,7 +140,6 @@ class Comparer:
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
-    """Return the changes that an edit makes at the given steps. Skip steps to which the edit does not apply."""
     changes = {}
     for number in numbers:
         with contextlib.suppress(Exception):  # the step has another form, for example without the argument

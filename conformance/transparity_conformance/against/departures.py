@@ -1,8 +1,5 @@
-"""Find every departure: an operation of the port whose value the reference does not compute.
-
-The search tries edits of the reference, until the reference computes the port's values. If no edit explains a
-departure, the reference continues with the port's value, so that later departures can be found.
-"""
+"""Find every departure: an operation of the port whose value the reference does not compute. If no edit explains a
+departure, the reference continues with the port's value, so that later departures can be found."""
 
 from __future__ import annotations
 
@@ -31,10 +28,8 @@ class Departure:
 
     by: Departures
     operation: int
-    """The index of the departing operation in the port's recorded operations."""
     step: Step
-    """The step that the edit changes. Without an edit, the step whose result is replaced by the port's value, or the
-    first unmatched step."""
+    """The edited step. Without an edit, the step with the port's value as result, or the first unmatched step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
@@ -48,20 +43,17 @@ class Departure:
     is_computed: bool = False
     """Whether the port computes the edited value (see `Explanation.is_computed`)."""
     made: Any = None
-    """The port's value with which the reference continues if no edit explains the departure."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the port's line to report for `operation`. Prefer the innermost line that runs no matched operation of
-        the same name (see `Operation.line_apart`)."""
+        """Return the innermost line that runs `operation` but no matched operation of the same name, if any."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line that runs all replaced steps. If the departure has an edit, prefer a line that runs
-        no unedited step."""
+        """Return the innermost line that runs all replaced steps and, if possible, no unedited step."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -75,8 +67,6 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """Return the modules of the edited steps. Return an empty list if the edit changes the line in every module
-        that runs the line."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         if self.edit is not None and self.edit.is_everywhere:
             return []
@@ -85,8 +75,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the numbers of the same steps in the program of another call. The nth run of an instruction in one
-        call corresponds to its nth run in the other call."""
+        """Return the same steps in another call's program; the nth run of an instruction is the same step."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -102,12 +91,10 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """`has_others`: whether the reference has another implementation of its experts, in which the caller can try
-        edits."""
+        """`has_others`: whether the reference has another implementation of its experts."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures in this call, and the comparison with the edited reference. First apply the edits of
-        `before`, which are departures of another call. If this call refutes these edits, return no departures."""
+        """Return the departures and the final comparison. If this call refutes the edits of `before`, return none."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -139,8 +126,7 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _is_refuted(self, departure: Departure, now: Comparison) -> bool:
-        """Return whether the port computes the edited value in the edit's own call, but not in this call. The port must
-        compute the inputs of an edited step in this call; otherwise, another difference may change the value."""
+        """Return whether this call computes the inputs of the edited steps, but not the edited value."""
         program = self.comparer.program
         steps = [program.steps[number] for number in departure.steps_in(program)]
         are_known = any(all(now.have.get(i) for i in step.inputs if i in program.maker) for step in steps)
@@ -148,8 +134,7 @@ class Departures:
         return departure.is_computed and are_known and not is_made
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses the value. Also
-        remove edits of steps that read only values that were copied from the port."""
+        """Remove edits that explain no operation that uses their value, and edits of values copied from the port."""
         program = self.comparer.program
         made = {index for each in found if each.edit is None for n in each.steps for index in program.steps[n].outputs}
         found = [without_edit(each) if self._reads_only(made, each.steps) else each for each in found]
@@ -171,8 +156,6 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, users, is_computed)
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the explained values. Return an empty set if the edit also explains one
-        of these operations, because the edit is then no coincidence."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]
@@ -183,9 +166,6 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report, usually the first operation that the edit explains. If the edit makes
-        a step return its input, prefer the operation that computes this input. If the edit matches only later values,
-        return an earlier operation that only the port has."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -222,8 +202,7 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop each departure without which the edits of the other departures, or alternative edits, still explain the
-        answer."""
+        """Drop departures without which the other edits still explain the answer."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -247,9 +226,7 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Replace the result of a reference step by a value of the port, and try the most similar pair first. Keep the
-        first replacement that leaves fewer operations unmatched. Without such a replacement, return None instead of a
-        comparison."""
+        """Replace a step's result by a similar value of the port, if this leaves fewer operations unmatched."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a
@@ -269,9 +246,6 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Compare the values of the port's `operations` with the results of `steps`, and of dependent steps on the same
-        lines. For each pair with a common layout, yield the similarity, the port's value in the step's layout, the
-        operation and the step."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:
@@ -286,7 +260,6 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return (cosine similarity, the operation's value in the step's layout); None if no layout fits."""
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
@@ -314,8 +287,7 @@ MOST_AXES = 5
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes that the edits of all departures make in a program. A departure without an edit inserts a
-    value of the port, but only in the call of `by`, in which the port computed this value."""
+    """Return the changes of all departures. Insert values of the port only in the call `by`, which computed them."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

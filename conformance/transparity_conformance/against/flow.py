@@ -1,8 +1,4 @@
-"""The data flow of a program: which values depend on the main input, and which values dominate other values.
-
-A dominator of a value is an earlier value on every path from the inputs to this value. A segment consists of the steps
-between a dominator and the value.
-"""
+"""The data flow of a program. A dominator of a value is an earlier value on every path from the inputs to it."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change that replaces a whole segment. `DataFlow.through` ignores this change when it runs the segment."""
+    """A change that replaces a whole segment. `DataFlow.through` runs the segment without this change."""
 
     change: Change
 
@@ -85,8 +81,7 @@ class DataFlow:
         return self._between[start, end]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` on `value`. Skip a view whose input has another size than in the recorded
-        run."""
+        """Run the steps of a segment on `value`. Skip a view whose input has another size than in the record."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
         now = ChainMap({start: value}, values, self.program.values)
         for step in self.between(start, end):

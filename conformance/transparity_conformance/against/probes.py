@@ -36,7 +36,7 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
-"""(length, batch) of inputs that are not text. For images, only the batch size is used."""
+"""(length, batch) of images, audio and other inputs; only the batch size applies to images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,10 @@ class Answer:
     budget: float
     actual: np.ndarray
     changed: int
-    """The number of wrong elements, whose errors exceed the budget (tolerance)."""
+    """The number of elements whose error exceeds the budget."""
     first: int
     """The first position with a wrong element; 0 if the answer has a wrong size."""
     shape: tuple[int, ...]
-    """The shape of the reference's answer."""
 
     @property
     def agrees(self) -> bool:
@@ -72,14 +71,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Source:
-    """Draws random inputs for a model."""
-
     draw: Callable[[int, int, int], Inputs]
-    """A function of a length, a batch size and a seed that returns inputs. Masks in these inputs hide no position."""
+    """A function of a length, a batch size and a seed that returns inputs without hidden positions."""
     longest: int
-    """The largest length of a text that the model accepts."""
     is_text: bool
-    """Whether `draw` returns texts, of any length up to `longest`. Images and audio have a fixed length."""
+    """Whether `draw` returns texts, rather than images and audio, which have a fixed length."""
     accepts: Callable[[Inputs], bool] = lambda inputs: False
     """A function of inputs that returns whether the model runs on them."""
 
@@ -87,8 +83,7 @@ class Source:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
 
     def of_text(self) -> Source | None:
-        """Return a source of the same texts without their images or audio. Return None if the texts have no images or
-        audio, or if the model does not run on only text."""
+        """Return a source of the same texts without images and audio, if the model runs on such texts."""
         length, batch = TEXTS[0]
         if not self.is_text or is_only_text(self.draw(length, batch, 0)):
             return None
@@ -97,15 +92,13 @@ class Source:
 
 
 def _text_of(inputs: Inputs, length: int) -> Inputs:
-    """Keep only the last `length` tokens of the text, because the earlier tokens are placeholders of images or audio.
-    Remove the images and the audio."""
+    """Remove images, audio and their placeholder tokens; the last `length` tokens are the text."""
     shape = next(iter(inputs.values())).shape
     text = {name: value for name, value in inputs.items() if not is_of_features(name)}
     return {name: value[:, -length:] if value.shape[:2] == shape else value for name, value in text.items()}
 
 
 def is_of_features(text: str) -> bool:
-    """Return whether the name of an input, or a message about it, concerns images or audio."""
     return any(word in text for word in ("pixel", "image", "feature", "spatial", "aspect"))
 
 
@@ -114,8 +107,8 @@ def is_only_text(inputs: Inputs) -> bool:
 
 
 def source_of(model: Any) -> Source:
-    """Return a source of inputs that the model's `transformers` configuration describes. Without a configuration, call
-    the model to find the names of its inputs, the number of token ids and the longest text."""
+    """Return a source of inputs, from the model's `transformers` configuration or, if it has none, from calls of the
+    model."""
     if not is_configured(model):
         return _found_by_calls(model)
     names = ("max_position_embeddings", "max_seq_len", "max_target_positions", "max_decoder_position_embeddings")
@@ -140,8 +133,7 @@ def _text_config(config: Any) -> Any:
 
 
 def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
-    """Draw inputs of several shapes. Return a dictionary from descriptions to inputs, and a message for each shape that
-    the model refuses."""
+    """Draw inputs of several shapes. Return the inputs by description, and a message for each refused shape."""
     found: dict[str, Inputs] = {}
     refused: dict[str, RefusedError] = {}
 
@@ -206,8 +198,7 @@ def _found_by_calls(model: Any) -> Source:
 
 
 def length_of(inputs: Inputs) -> int:
-    texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
-    return max(texts, default=0)
+    return max((each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2), default=0)
 
 
 def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
@@ -224,7 +215,6 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
-    """Return a message for each input in `MEDIA` that a `transformers` model takes, but that no probe has."""
     if not is_configured(model):
         return []
     from transparity_conformance.against.small.inputs import MEDIA
@@ -236,14 +226,12 @@ def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Remove all masks, because some recurrent models refuse a mask together with a cache. The masks must hide no
-    position."""
+    """Remove masks that hide no position; some recurrent models refuse a mask together with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Hide some positions in all rows except the last. Return None if the inputs have no mask, or if the hidden
-    positions would be placeholder tokens of images or audio."""
+    """Hide positions in all rows except the last. Return None without a mask, or if a placeholder would be hidden."""
     if "attention_mask" not in inputs or (side == "left" and not is_only_text(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -254,8 +242,7 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return a dictionary from descriptions to inputs. `given` is a list of dicts of arrays, or a Python file in which
-    `inputs` is this list or a function that returns it. Raise `TransparityError` for other values."""
+    """Return inputs by description from a list of dicts of arrays, or from a Python file that defines `inputs`."""
     found: Any = given
     where = str(given) if isinstance(given, str | Path) else "the call"
     if isinstance(given, str | Path):
@@ -281,13 +268,9 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
 def taken(
     probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
 ) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes to compare, and a message for every skipped probe. If the port takes no mask, remove masks that
-    hide no position. Ignore the name of the first input, which may differ in the port.
-
-    Skip a probe if the port has no argument for the probe's mask, images or audio. Keep a probe with images or audio if
-    the user gave it, or the port has an argument such as `images` that no probe has. If these rules would skip every
-    probe, some for images or audio, keep all probes: the port's error then names the missing input.
-    """
+    """Return the probes that the port accepts, and a message for every skipped probe. Remove masks that hide nothing if
+    the port takes no mask. Keep all probes if these rules would skip every probe, because the port's error then names
+    the missing input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -307,9 +290,7 @@ def taken(
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is easiest to find. Prefer several rows, then more than two tokens, no
-    padding, many wrong elements, and a small answer. Two tokens are too few: matching ignores the order of elements, so
-    a reversed text of two tokens would also match."""
+    """Return the wrong answer whose cause is easiest to find, if possible for a text of more than two tokens."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

@@ -31,9 +31,7 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 MOST_BYTES = 1 << 28
-"""The largest number of bytes in the cache of recorded programs, and in the cache of answers. The programs of the
-forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped
-program, the reference is recorded again."""
+"""The size of each cache of recorded programs or answers. The programs of a small Qwen3-Next need 1481 MiB."""
 
 
 class RefusedError(TransparityError):
@@ -45,7 +43,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """A cache of the latest values, with at most `MOST_BYTES`. The cache always keeps the latest value."""
+    """A cache with at most `MOST_BYTES`, which always keeps the latest value."""
 
     def __init__(self) -> None:
         self._sized: dict[Key, tuple[Value, int]] = {}
@@ -61,12 +59,11 @@ class Kept(Generic[Key, Value]):
 
 
 Call = Callable[[Any, dict[str, Any]], Any]
-"""A function of a module and its inputs, as tensors, that returns the result to compare."""
+"""A function of a module and its inputs, as tensors."""
 
 
 class Reference:
-    """A float32 module with which a port is compared. The tolerance of an answer comes from the module's rounding
-    errors in `dtype`."""
+    """A float32 module. The tolerance of an answer comes from the module's rounding errors in `dtype`."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
@@ -79,7 +76,6 @@ class Reference:
         self._programs, self._near = Kept[bytes, Program](), Kept[int, tuple[Inputs, np.ndarray, float]]()
 
     def calling(self, call: Call) -> Self:
-        """Return a copy of the reference that answers another kind of call."""
         other = copy.copy(self)
         other.call, other._settings, other.needs_targets = call, {}, self.needs_targets
         other._forget()
@@ -94,7 +90,7 @@ class Reference:
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Return copies of the module with slightly changed weights, each copy in float64 and in `dtype`."""
+        """Return copies with slightly changed weights, each in float64 and in `dtype`."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -110,8 +106,7 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget (tolerance) from the rounding error of a single run. This error
-        may be small by chance: for a port that exceeds this budget, call `answer`, which uses several runs."""
+        """Return the float64 answer, and a budget from one run, whose rounding error may be small by chance."""
         if (found := self._near.get(id(inputs))) is None:
             answer = self.truth(inputs)
             budget = self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
@@ -121,8 +116,7 @@ class Reference:
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
     ) -> float:
-        """Return the budget (tolerance) of an answer, given pairs of an exact and a rounded answer. Ignore padding,
-        masked scores and elements that are not finite. `dtype` defaults to the reference's dtype."""
+        """Return an answer's budget, given pairs of an exact and a rounded answer. Ignore padding and masked scores."""
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
@@ -135,7 +129,6 @@ class Reference:
         return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))
 
     def check(self, inputs: Inputs) -> None:
-        """Raise `TransparityError` if a repeated call returns a different answer."""
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
@@ -150,7 +143,7 @@ class Reference:
         return self.model if self.dtype == "float32" else copied(self.model).to(getattr(torch, self.dtype))
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and its budget from the rounding errors of several slightly changed copies."""
+        """Return the float64 answer, and its budget from the rounding errors of several slightly changed copies."""
         answer, pairs = self.truth(inputs), self.neighbours
         points = [(self.exactly_of(point, inputs), self.answer_of(rounded, inputs)) for point, rounded in pairs]
         return answer, self.budget(inputs, answer, points)
@@ -159,7 +152,6 @@ class Reference:
         return self.exactly_of(self.exact, inputs)
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of `model`, a float64 copy of the module."""
         try:
             with exactly():
                 return self.answer_of(model, inputs)
@@ -180,7 +172,7 @@ class Reference:
         except Exception as error:  # the reference is the user's code
             raise RefusedError(
                 f"The reference {self.name} raised {describe_error(error)} on {described(inputs)}; give inputs "
-                "that it accepts, by the names of its arguments."
+                "that the reference accepts, by the names of its arguments."
             ) from error
         return np.asarray(answer.detach().double().numpy())
 
@@ -192,18 +184,15 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return values for the required arguments that are not inputs. Turn off the key/value cache, which adds
-        operations."""
+        """Return values for the other required arguments. Turn off the key/value cache, which adds operations."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
     @functools.cached_property
     def needs_targets(self) -> bool:
-        """Return whether the model returns logits at all positions only if targets are passed."""
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Return the recorded operations of a call in float64. `experts` is one of `self.experts`."""
         parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         key = b"".join((experts.encode(), *parts))
         if (found := self._programs.get(key)) is None:
@@ -220,14 +209,12 @@ class Reference:
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the names of the implementations of experts to record; one empty name if the model has no such choice.
-        `eager` loops over the experts, as many ports do. In `batched_mm`, no shape depends on the routing."""
+        """Return the implementations of experts to record. In `batched_mm`, no shape depends on the routing."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return a mask of the answer's elements to compare. For a pooled answer, or without padding, return None: all
-        elements are compared."""
+        """Return a mask of the elements to compare; None for a pooled answer, or without padding."""
         if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
@@ -237,7 +224,6 @@ class Reference:
         return np.broadcast_to(mask.astype(bool).reshape(*mask.shape, *[1] * (len(shape) - 2)), shape)
 
     def main(self, inputs: Inputs) -> set[str]:
-        """Return the names of the inputs that carry content, such as token ids."""
         return {name for name in inputs if not any(part in name for part in ("mask", "position", "type"))}
 
     @property
@@ -246,7 +232,7 @@ class Reference:
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the learned tensors by name. Tensors with several names (tied weights) have their first name."""
+        """Return the learned tensors; a tied tensor appears under its first name."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property
@@ -255,7 +241,6 @@ class Reference:
 
 
 def raised(error: Exception) -> str:
-    """Describe the exception that the user's code raised, even if an exception of the checker wraps it."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 
@@ -292,8 +277,7 @@ def _numbers_in(config: Any) -> Iterator[float]:
 
 
 def shares(program: Program, dtype: str, changes: Mapping[int, Change] | None = None) -> dict[int, float]:
-    """Return the tolerance of each value of a program, relative to the value's largest element. To measure the rounding
-    errors, run the program in float64 and in `dtype`, with slightly changed inputs and parameters."""
+    """Return the tolerance of each value, relative to its largest element, from runs in float64 and `dtype`."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
     for exact, rounded in neighbours(program, dtype, changes):
@@ -323,8 +307,7 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps,
-    because x may be a power with a rounded exponent."""
+    """Change elements by up to one ulp. Change a constant x, which may be a power, by up to 1 + |ln |x|| ulps."""
     import torch
 
     if not value.is_floating_point():

@@ -42,31 +42,24 @@ SIMPLE: tuple[Maker, ...] = (
 )
 
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
-"""Functions that yield edits of constant tables. The search tries these edits first, because few steps read a constant
-table."""
+"""Edits of constant tables, which the search tries first because few steps read a table."""
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
-"""Functions that yield many edits per step, or edits with numbers that are fitted to the port. The search tries these
-edits last."""
+"""Edits with many variants per step, or with fitted numbers, which the search tries last."""
 
 LAG = 2
-"""The number of rounds between the edits in `SIMPLE` and the edits in `LATER` of the same steps. The search ends at
-once after a final explanation (`Explanation.is_final`). After any other explanation that is not denied, the search
-continues for this number of rounds."""
+"""The search tries the edits in `LATER` this many rounds after the edits in `SIMPLE`, and stops this many rounds after
+an explanation that is not final."""
 
 RANK_OF_FITTED = 3
-"""The search looks for a simpler edit after an explanation with at least this rank, such as a fitted limit or swapped
-segments."""
+"""The search looks for a simpler edit after an explanation of at least this rank."""
 
 MEASURED = 3
-"""The largest number of edits for which the rounding error is measured, to limit time."""
 
 SHARE = 0.25
-"""The share of the remaining work that one search may use; for the first search, 3 units (see the module `work`). In 12
-comparisons of wrong ports, searches that found an edit used at most 1.3 units."""
+"""The share of the remaining work that one search may use; see the module `work`."""
 
 TRIES = 8
-"""After an edit, the search compares at most this number of later values with the port's values, to limit time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +68,14 @@ class Explanation:
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of steps in the edited segment, not counting views; 1 unless the edit changes exactly one segment."""
+    """The number of steps in the edited segment, without views; 1 unless the edit changes one segment."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the value that the edit replaces, although the port's answer does not depend on this
-    value."""
+    """Whether the port computes the replaced value without using it in the answer."""
 
     @property
     def is_computed(self) -> bool:
-        """Whether the port computes the edited value, rather than only values that follow from it."""
+        """Whether the port computes the edited value, and not only later values."""
         return any(self.after.have.get(index) for index in self.step.outputs)
 
     @property
@@ -93,25 +85,21 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key, which starts with `worth`. Then the key prefers simple edits, short segments, operations
-        other than views, many edited steps, and whole expressions."""
+        """Return a sort key; after `worth`, it prefers simple edits, short segments and many edited steps."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
-        """Return a sort key: whether the answers still differ, the number of unmatched operations, and `is_denied`."""
         return not self.after.agrees, len(self.after.lost), self.is_denied
 
 
 class EditSearch:
-    """Searches for edits near the first difference between the port and the reference."""
-
     def __init__(self, comparer: Comparer, tried: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether an edited value equaled a value of the port, but a later step of the program then failed."""
+        """Whether an edited value equaled a value of the port, but a later step raised an exception."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
@@ -119,7 +107,6 @@ class EditSearch:
         self._reserved = 0.0
 
     def refuse(self, step: Step, edit: Edit) -> None:
-        """Exclude an edit from further searches: at this step or, if the edit changes all steps, everywhere."""
         self._refused.setdefault(None if edit.is_everywhere else step.site, set()).add(edit.says)
 
     def _is_refused(self, edit: Edit, step: Step) -> bool:
@@ -127,7 +114,7 @@ class EditSearch:
         return refused is not None and edit.says in refused
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
-        """Return the edits that make the reference compute some of the port's first unmatched values, best first."""
+        """Return edits that make the reference compute some of the port's first unmatched values, best first."""
         if found := self._of_order(now, port):
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
@@ -153,7 +140,7 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """Sort the explanations. First, measure new tolerances for the best few, because edits may change rounding."""
+        """Sort the explanations, after measuring the tolerances of the best few."""
         found.sort(key=lambda each: each.key)
         if found and found[0].after.agrees and not found[0].after.lost:
             return found  # no explanation is better
@@ -199,7 +186,7 @@ class EditSearch:
     def _rounds(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> Iterator[list[tuple[Sequence[int], Sequence[Maker]]]]:
-        """Yield rounds of the search: groups of steps, each with the functions that yield edits of these steps."""
+        """Yield groups of steps, each with functions that yield edits of these steps."""
         yield [(self._readers_of_tables(now), OF_TABLES)]
         passed = deque[list[int]]([[]] * LAG)
         for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
@@ -219,8 +206,7 @@ class EditSearch:
         return is_constant and index not in self.comparer.flow.passes and bool(value.is_floating_point())
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield groups of steps by their distance from the first difference, nearest first. The search moves forward
-        over steps that only the reference has, and backward to the last matched step."""
+        """Yield steps by distance from the first difference; go back only to the last matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -258,8 +244,7 @@ class EditSearch:
             yield from (edit for edit in maker(at, context) if not self._is_refused(edit, at.step))
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit makes one of the next values equal to an unmatched value of the port. Return False if
-        `made` contains the edited result: an earlier edit of the step had the same effect."""
+        """Return whether a new result of an edit (not in `made`) makes a later value equal an unmatched value."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -282,8 +267,7 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit of all steps of a line explains values of the port. The edit of a single step may
-        explain no value: a port may rotate neither queries nor keys, or it may swap two tables."""
+        """Return whether an edit of all runs of a line explains values, even if the edit of one run does not."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -292,8 +276,7 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a step's line if the port may leave out the segment that ends at the step; otherwise
-        []."""
+        """Return all runs of a line if the port may leave out the segment that ends at the line; otherwise []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -310,8 +293,7 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find an edit for the first step at which the port has the right elements in a wrong order. Matching ignores
-        the order of elements, so this step counts as matched, and only later operations differ."""
+        """Find an edit for the first step with the right elements in a wrong order, which matching ignores."""
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -332,8 +314,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result has the shape and the elements of an operation's result, but in another order,
-        or None."""
+        """Return the step with the shape and the elements of an operation's result in another order."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

@@ -43,8 +43,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     feed_forward.faults,
     output_head.faults,
 )
-"""Functions that yield the faults at a tap (a named activation). If several faults explain a port equally well, the
-report names the fault of the first function."""
+"""Functions that yield the faults at a tap. Reports prefer earlier functions among equally good faults."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -53,11 +52,11 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
     normalization.numeric_faults,
     output_head.numeric_faults,
 )
-"""Functions that yield faults with a number that the checker fits, such as an epsilon."""
+"""Functions that yield faults with a fitted number, such as an epsilon."""
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield the faults at the tap `site` that have no fitted number; first the faults of sharding over `ranks`."""
+    """Yield the faults without a fitted number, faults of sharding over `ranks` first."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
@@ -74,11 +73,11 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 PARAMETERS = "parameters"
-"""The site of a fault that changes all parameters. No tap has this name."""
+"""The site of a fault that changes all parameters."""
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return a hypothesis for each fault and each plausible group of the taps `sites` (see `groups`)."""
+    """Return a hypothesis for each fault and each plausible group of `sites` (see `groups`)."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):
@@ -97,11 +96,11 @@ def _of_sites(alike: list[Fault]) -> Fault:
 
 
 OF_ONE_LAYER = ("layer-missing",)
-"""Faults that a port may have in single layers, but not in all layers."""
+"""Faults that are possible in single layers, but not in all layers."""
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return, for each fault, the hypothesis with the most taps. Keep all hypotheses of faults in `OF_ONE_LAYER`."""
+    """Return each fault's hypothesis with the most taps, and all hypotheses of faults in `OF_ONE_LAYER`."""
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

@@ -82,18 +82,17 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
     "1/√max_length": lambda config: config.max_length**-0.5,
 }
-"""Factors with which ports multiply the scores, most likely first."""
+"""Factors with which ports multiply scores, most likely first."""
 
 
 def named_scale(scale: float) -> str:
-    """Return the name of a factor, such as `1/√48` for 0.1443, or "" for a factor without a name."""
+    """Return a factor's name, such as `1/√48` for 0.1443, or ""."""
     width = round(scale**-2) if scale > 0 else 0
     return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=FITTED_WIDTH) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that scores are multiplied by `scale`. If `named` is a key of `SCALES`, such as 1/√head_dim, the
-    fault computes the factor by this formula, also in models of other sizes."""
+    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of `SCALES[named]`."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -111,8 +110,7 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap of attention with another scale, softcap or temperature, or with heads that are split, repeated
-    (`tiled`) or merged in another way."""
+    """Recompute a tap with another scale, softcap or temperature, or with other ways to split or merge heads."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale
@@ -209,7 +207,7 @@ INTERLEAVED = row("head-order", "split and merged interleaved", split=interleave
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
-    """Merge heads in a wrong order: the first heads of all groups, then the second heads of all groups, and so on."""
+    """Merge heads in a wrong order: the first heads of all groups, then all second heads, and so on."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
@@ -229,7 +227,7 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
 
 
 def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of the query temperature: queries are multiplied by a factor that grows with the position."""
+    """Yield faults of the query temperature, a factor of queries that grows with the position."""
     _, sublayer, tap = split(site)
     if tap != "scores" or sublayer != "self_attention":
         return

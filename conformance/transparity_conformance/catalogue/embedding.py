@@ -24,8 +24,8 @@ EDGES = {
     "rolled": ", and positions before or after the table wrap around",
     "kept": ", but padding keeps its position",
 }
-"""Variants of shifted positions, each with the end of its description. Outside of the table, `clipped` reads the
-nearest row, and `rolled` counts from the table's other end. With `kept`, the positions of padding do not shift."""
+"""Ways to shift positions, each with the end of its description. Outside of the table, `clipped` reads the nearest row,
+and `rolled` the other end. With `kept`, the positions of padding do not shift."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -93,7 +93,7 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "all": lambda visible: np.arange(visible.shape[1])[None],
     "padding goes on": lambda visible: np.cumsum(visible, axis=1) - 1,
 }
-"""Ways to count positions, given a mask (batch, length) of the visible tokens. The caller adds the position offset."""
+"""Ways to count positions, given a mask (batch, length) of the visible tokens."""
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -107,8 +107,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that embeddings are multiplied by `factor`. If `named` is a key of `SCALES`, the fault computes
-    the factor by this formula, also in models of other sizes."""
+    """Return the fault that embeddings are multiplied by `factor`; in other sizes, use the formula of
+    `SCALES[named]`."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -126,7 +126,7 @@ def based(config: TransformerConfig, base: float) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """Return the embedded tokens, patches or frames, without the embedding's scale and positions."""
+    """Return the embedded tokens, patches or frames, before scale and positions."""
     if state.config.reads_pixels:
         return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):
@@ -140,8 +140,8 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the row of the position table for each position, with the shape (batch or 1, length). The mask `visible`
-    matters only if the configuration counts only visible tokens; by default, padding is not visible."""
+    """Return each position's row of the table, (batch or 1, length). `visible` matters if only visible tokens count; by
+    default, padding is not visible."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
@@ -178,7 +178,7 @@ def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.ndarray:
-    """Return sinusoids with frequencies base^−exponent; `settings` may change each part of the formula."""
+    """Return sinusoids with frequencies base^−exponent; `settings` may change each part."""
     exponents = settings.get("exponents", EXPONENTS[TIMESCALES[config.sinusoidal_timescales]])(config)
     positions = np.arange(length) + settings.get("offset", 0)
     angles = positions[:, None] / settings.get("base", config.rope_theta) ** exponents
@@ -191,7 +191,7 @@ def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
 
 TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
-"""For each value of the field `sinusoidal_timescales`, the key of the right exponents in `EXPONENTS`."""
+"""The right exponents in `EXPONENTS`, by `sinusoidal_timescales`."""
 
 EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
     "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,

@@ -15,63 +15,62 @@ from transparity_conformance.report.causes import meanings
 
 @dataclass
 class WalkState:
-    """The data of one forward pass that faults may use."""
+    """The data of a forward pass that faults may use."""
 
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
     taps: MutableMapping[str, Any] = field(default_factory=dict)
-    """The activations computed so far."""
+    """The activations so far."""
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
-"""A function (configuration, right parameters, tap) → the changed parameters by name."""
+"""(configuration, right parameters, tap) → changed parameters."""
 
 Patch = Callable[[WalkState, str, Any], Any]
-"""A function (forward pass, tap, right value) → the wrong value at the tap."""
+"""(forward pass, tap, right value) → the wrong value."""
 
 Settings = Mapping[str, Any]
-"""The settings of a formula that a fault changes, each with its wrong value."""
+"""Wrong values of a formula's settings."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
-"""A function (changed settings, forward pass, tap, right value) → the value recomputed with these settings."""
+"""(changed settings, forward pass, tap, right value) → the recomputed value."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A known mistake of ports. Fields that do not apply to the mistake are empty."""
+    """A known mistake of ports. Fields that do not apply are empty."""
 
     id: str
     variant: str
     description: str
-    """A clause that says what a port with the fault does wrong."""
+    """A clause that says what a faulty port does wrong."""
     fields: Mapping[str, Any] | None = None
     """Configuration fields that have other values in the faulty port."""
     alter: Alter | None = None
     """Changes the parameters that the reference uses at a tap."""
     patch: Patch | None = None
-    """Changes the value at a tap."""
     formula: Formula | None = None
-    """Recomputes the value at a tap with changed `settings`. Faults with the same formula can act together."""
+    """Recomputes a tap with changed `settings`. Faults with the same formula can act together."""
     settings: Settings = field(default_factory=dict)
     also_patched: tuple[str, ...] = ()
-    """Further taps of the sublayer that `patch` or `formula` changes."""
+    """Further taps that `patch` or `formula` changes."""
     downstream: Patch | None = None
-    """Changes the value that later operations read, but not the value at the tap itself."""
+    """Changes what later operations read, but not the tap itself."""
     value: float | None = None
-    """The wrong number, such as an epsilon, if the fault has one."""
+    """The wrong number, such as an epsilon, if any."""
     equivalents: tuple[str, ...] = ()
-    """Ids of other faults that have exactly the same effect for all weights and inputs."""
+    """Ids of faults with exactly the same effect for all weights and inputs."""
     taken_from: Callable[[str], str] | None = None
-    """A function (tap) → the other tap whose parameters the faulty port uses at this tap."""
+    """Tap → the other tap whose parameters the faulty port uses."""
     exchange: Fault | None = None
-    """For a fault that uses one part's parameters in another part, too: the fault that swaps both parts' parameters."""
+    """The fault that swaps the parameters of both parts, if this fault uses one part's parameters in both."""
     of_ranks: bool = False
-    """Whether only a model that is sharded over several ranks can have the fault."""
+    """Whether only a sharded model can have the fault."""
     reshapes: str = ""
-    """An earlier tap that cannot be compared, because the fault changes its shape."""
+    """An earlier tap whose shape the fault changes, so that it cannot be compared."""
     is_mutual: bool = False
-    """Whether the fault also changes the tap from which it takes parameters, as in a swap."""
+    """Whether the tap from which parameters are taken also changes, as in a swap."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
         if self.formula is not None:
@@ -79,31 +78,30 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains every tap that the fault changes; a swap changes two taps."""
+        """Return whether `sites` has every tap that the fault changes; a swap changes two."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
 @dataclass(frozen=True)
 class NumericFault:
-    """Faults that differ only in a number, which the checker fits."""
+    """Faults that differ only in a fitted number."""
 
     is_site: Callable[[str], bool]
-    """A function that returns whether the fault is possible at a tap."""
+    """Whether the fault is possible at a tap."""
     grid: Sequence[float]
-    """Positive starting values for the fit, in ascending order."""
+    """Positive starting values, in ascending order."""
     make: Callable[[float], Fault]
 
 
 PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description", "settings"}
-"""The fields of `Fault` that `fault` accepts as keywords; other keywords become settings."""
+"""Keywords of `fault` that are fields of `Fault`; other keywords become settings."""
 
 
 def fault(
     identity: str, variant: str, *, says: str = "", words: Mapping[str, Any] | None = None, **change: Any
 ) -> Fault:
-    """Make a fault. `says` is the description, by default the sentence in causes.toml for this id and variant. `words`
-    are values for placeholders in the variant and the description. All other keywords are fields of `Fault`, or
-    settings of the formula."""
+    """Make a fault, described by `says` or by causes.toml. `words` fill placeholders in variant and description. Other
+    keywords are fields of `Fault`, or settings of the formula."""
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
     says = (says or meanings()[identity].says[variant]).format(**known)
@@ -112,14 +110,12 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
-    """A row in a table of faults."""
-
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
-    """A function that returns whether the fault is possible in a configuration."""
+    """Whether the fault is possible in a configuration."""
     change: Mapping[str, Any]
-    """Keyword arguments for `fault`. In the description, the placeholder `{c}` is the configuration of the layer."""
+    """Keywords of `fault`; `{c}` in the description is the layer's configuration."""
 
 
 def row(
@@ -129,7 +125,7 @@ def row(
 
 
 def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield the faults of a table that are possible in `config`; `words` are values for further placeholders."""
+    """Yield a table's faults that are possible in `config`; `words` fill further placeholders."""
     for each in rows:
         if each.when(config):
             used = None if each.change.keys() <= {*PARTS, "says"} else formula
@@ -147,9 +143,8 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield two faults of a pair of parts: the parts swap their parameters, or the part `name` uses the other part's
-    parameters. `kind` is the first word of both ids, and both variants end with `which`. `swapped` and `used` describe
-    the two faults."""
+    """Yield two faults: two parts swap parameters, or the part `name` uses the other part's. `kind` starts both ids,
+    `which` ends both variants, and `swapped` and `used` are the descriptions."""
     both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
@@ -161,7 +156,6 @@ OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
     "inverse": lambda right: 1 / right,
     "twice": lambda right: right**2,
 }
-"""Wrong factors that ports use instead of the right factor."""
 
 
 def is_same(one: float, other: float) -> bool:
@@ -174,13 +168,12 @@ def usual(name: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Number:
-    """Faults in which a numeric field of the configuration has a wrong value."""
+    """Faults in which a numeric field is wrong."""
 
     id: str
     field: str
-    """The field of the configuration."""
     says: str
-    """The description, in which `{v}` is the wrong value, and `{instead}` is a phrase about the right value."""
+    """The description; `{v}` is the wrong value, `{instead}` a phrase about the right value."""
     formula: Formula
     variant: str = "{v:.6g}"
 
@@ -193,7 +186,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return faults with a fitted number. The fit tries `around` (if 0, the right value) · `times` ** power."""
+        """Return faults with a fitted number: `around` (if 0, the right value) · `times` ** power."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 
@@ -205,7 +198,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault, with the taps at which a port may have the fault."""
+    """A fault, and the taps at which a port may have it."""
 
     fault: Fault
     sites: tuple[str, ...] = ()
@@ -222,7 +215,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the group of all taps and, for each function in `SCOPES`, the groups of taps with an equal key."""
+    """Return the group of all taps and, for each function in `SCOPES`, the taps with an equal key."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:
@@ -247,4 +240,4 @@ SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
     lambda site, parts: tuple(parts[:4]),  # the sublayer
     lambda site, parts: site,
 )
-"""Functions (tap, parts of the tap's name) → key; taps with an equal key form a group."""
+"""(tap, parts of its name) → key; taps with an equal key form a group."""

@@ -39,14 +39,14 @@ BOUNDS = (
     _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of gate and up projection (swiglu_limit): functions (limit, gate, up) → (gate, up)."""
+"""Wrong bounds (swiglu_limit): (limit, gate, up) → (gate, up)."""
 
 
 CUTS: dict[str, Rows] = {
     "halves": lambda config, gate, up: in_groups(len(gate), gate, up),
     "alternating": lambda config, gate, up: np.argsort(in_groups(len(gate), gate, up)),
 }
-"""Rows that a port reads as gate and up projection if the port expects another order of rows in a packed matrix."""
+"""Rows that a port reads as gate and up projection if it expects another packed order."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -65,7 +65,6 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the output of a layer with experts, computed with changed settings."""
     scope = split(site)[0]
     part, config = f"{scope}.feed_forward", own_config(state.config, site)
     x = _given(settings, state, scope)
@@ -99,7 +98,6 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
 def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
-    """Return the product of gate and up projection, computed with changed settings."""
     gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
     return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
@@ -110,7 +108,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether faults of the activation function act at a tap: hidden features, or the output of experts."""
+    """Return whether a tap is hidden features, or the output of experts."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -133,14 +131,14 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
     "none": (lambda x: x, "no activation"),
 }
-"""Activation functions that ports use, right or wrong, each with its name in reports."""
+"""Activation functions that ports use, each with its name in reports."""
 
 
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each activation function except `right`. `where` ends the descriptions, and `missing` is the
-    variant of the fault without an activation function."""
+    """Yield a fault for each activation function except `right`. `where` ends the descriptions; `missing` names the
+    fault without an activation function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -152,7 +150,7 @@ def _given(settings: Settings, state: WalkState, scope: str) -> Value:
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute hidden features or, in a layer with experts, the output, with changed settings."""
+    """Recompute hidden features or, in a layer with experts, the output."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     x = _given(settings, state, split(site)[0])
@@ -292,8 +290,7 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong ways to unpack four-bit weights, as (block size, function). Applied to features (…, blocks, block size), the
-function has the same effect as the wrong weights."""
+"""Wrong ways to unpack four-bit weights, as (block size, function of features (…, blocks, block size))."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
@@ -301,7 +298,7 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
 
 
 def _cut_as(order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return gate and up projections, cut out of a packed matrix in a wrong order of rows."""
+    """Return gate and up projections, cut out of a packed matrix in a wrong order."""
     part = f"{split(site)[0]}.feed_forward"
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)] or [part]
     return dict(ChainMap(*[repacked([f"{each}.gate", f"{each}.up"], order, config, parameters) for each in places]))

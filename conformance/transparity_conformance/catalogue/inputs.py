@@ -1,7 +1,5 @@
-"""Faults of inputs: image patches, audio frames, the attention mask and token types.
-
-A missing key bias (as in Whisper) is no fault, because a key bias shifts all scores of a query equally.
-"""
+"""Faults of image patches, audio frames, the attention mask and token types. A missing key bias (as in Whisper) is no
+fault, because a key bias shifts all scores of a query equally."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from transparity_conformance.oracle.undetermined import Call, Mask, given_mask, 
 from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
-"""Wrong orders of patches: a permutation of (batch, rows, columns, elements), or None for rows in reverse order."""
+"""Permutations of (batch, rows, columns, elements), or None for rows in reverse order."""
 
 PATCH_LAYOUTS = {"channels last": (1, 2, 0), "columns first": (0, 2, 1)}
-"""Wrong orders of the elements in a patch: permutations of (channels, rows, columns)."""
+"""Permutations of a patch's (channels, rows, columns)."""
 
 
 def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -48,7 +46,7 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""A function (configuration, right patches) → wrong patches. Patches have the shape (batch, patches, elements)."""
+"""(configuration, right patches (batch, patches, elements)) → wrong patches."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
@@ -98,13 +96,13 @@ LAYOUTS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "mel bins turned": lambda given: given[:, ::-1].swapaxes(1, 2),
     "frames turned": lambda given: given[:, :, ::-1].swapaxes(1, 2),
 }
-"""Functions from audio (batch, mel_bins, frames) to wrong inputs of convolutions (batch, frames, mel_bins)."""
+"""Audio (batch, mel_bins, frames) → wrong inputs of convolutions (batch, frames, mel_bins)."""
 
 KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "turned": lambda kernel: kernel[..., ::-1],
     "reshaped": lambda kernel: kernel.reshape(len(kernel), 3, -1).swapaxes(1, 2),
 }
-"""Functions from the right kernel (features_out, features_in, 3) to a wrong kernel."""
+"""The right kernel (features_out, features_in, 3) → a wrong kernel."""
 
 
 def _with_ends(left: int, right: int, mode: str, x: np.ndarray) -> np.ndarray:
@@ -117,7 +115,7 @@ ENDS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "edge": partial(_with_ends, 1, 1, "edge"),
     "circular": partial(_with_ends, 1, 1, "wrap"),
 }
-"""Functions that pad (batch, frames, features) with two frames in a wrong way."""
+"""Wrong ways to pad (batch, frames, features) with two frames."""
 
 
 def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -133,7 +131,6 @@ def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the result of a convolution and its activation function, computed with changed settings."""
     if site == FIRST:
         given = state.inputs["source"].astype(value.dtype)
         x = settings["frames"](given) if "frames" in settings else given.swapaxes(1, 2)
@@ -156,7 +153,7 @@ def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
 
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
-"""A function (right token types, highest type) → wrong token types."""
+"""(right token types, highest type) → wrong token types."""
 
 TYPES: dict[str, OtherTypes | None] = {
     "none": None,
@@ -173,7 +170,7 @@ MASKS: dict[str, Callable[[Call, str], Mask]] = {
     "inverted": lambda state, site: ~padding_at(state, site),
     EXCHANGED: lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
 }
-"""Wrong masks (batch, 1, 1, keys) that ports use instead of the given attention mask."""
+"""Wrong masks (batch, 1, 1, keys) in place of the given attention mask."""
 
 
 def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

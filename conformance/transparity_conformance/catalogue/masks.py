@@ -23,7 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with changed settings of the mask or the softmax; do not change other taps."""
+    """Return attention weights with another mask or softmax, without changing other taps."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -71,7 +71,7 @@ BLIND: dict[str, Callable[[Value], Any]] = {
     "zero": lambda scores: 0.0,  # fused attention of PyTorch
     "by scores": softmax,
 }
-"""Weights that ports give to a query without a visible key, instead of equal weights: functions of unmasked scores."""
+"""Functions from unmasked scores to the weights of a query without a visible key."""
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
@@ -190,7 +190,7 @@ def _windowed(variant: str, of: Callable[[MaskParts], Window], **words: str) -> 
 
 
 Window = tuple[int | None, WindowKind]
-"""The size and the kind of a window. A layer without a window counts as `sliding`."""
+"""Size and kind; a layer without a window counts as `sliding`."""
 
 
 def _window(own: TransformerConfig) -> Window:
@@ -216,8 +216,7 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports compute for a query without a visible key. If masked keys have the
-    weight zero in the reference, the checker accepts these results as conventions."""
+    """Yield faults of queries without a visible key, which are conventions if masked keys have the weight zero."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)
@@ -257,7 +256,7 @@ SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
     "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
     "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
 }
-"""Functions (right attention sinks, configuration) → wrong sinks; None means no sinks."""
+"""(right attention sinks, configuration) → wrong sinks, or None."""
 
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -276,14 +275,14 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights of a softmax whose denominator contains an additional 1."""
+    """Return weights of a softmax whose denominator has an additional 1."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
     return value / (1 + weight * np.exp(-score))
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with other `sinks`, or with the weight of the sink added to the first key."""
+    """Return attention weights with other `sinks`, or with the sink's weight added to the first key."""
     scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
     right = sinks_at(state, site)
     if right is None:

@@ -35,27 +35,24 @@ from transparity_numpy.norms.norm import norm
 
 @dataclass(frozen=True)
 class NormForm:
-    """The formula of a norm, as options."""
-
     centered: bool = True
-    """Whether the variance is computed around the mean; RMSNorm computes the mean of squares instead."""
+    """Whether the variance is computed around the mean, unlike RMSNorm's mean of squares."""
     subtracted: bool = True
-    """Whether the mean is also subtracted from the input, if `centered`."""
+    """Whether the mean is also subtracted from the input."""
     correction: int = 0
     summed: bool = False
-    """Whether the squares are summed instead of averaged."""
+    """Whether squares are summed instead of averaged."""
     outside: bool = False
     """Whether eps is added to the standard deviation instead of the variance."""
     biased: bool = True
     gained: bool = True
     more: float = 0.0
-    """A number that is added to the weight, such as 1 in Gemma."""
+    """The number added to the weight, such as 1 in Gemma."""
     statistics: str = "features"
-    """The axes over which the mean and the variance are computed: `features`, `heads` (heads and features), `positions`
-    (positions and features), or `batch` (batch and positions). `running` means stored statistics."""
+    """The axes of mean and variance: `features`, `heads` (heads and features), `positions` (positions and features),
+    `batch` (batch and positions), or `running` for stored statistics."""
     norm_eps: float = 0.0
     factor: float = 1.0
-    """A factor that multiplies the input."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -153,11 +150,11 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of query and key norms, by the axes of the right norm: all `heads` together, or each head's `features`."""
+"""Faults of query and key norms, by the right norm's axes: all `heads`, or each head's `features`."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the other norms in the same layer or attention; a port may use their parameters for the norm at `site`."""
+    """Return the other norms in the same layer or attention, whose parameters a port may use."""
     if sites.is_head_norm(site):
         if config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
             return []  # The two norms have different sizes.
@@ -169,7 +166,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms in the first and last layers; a port may use their parameters for the norm after all layers."""
+    """Return the norms in the first and last layers, whose parameters a port may use after all layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -203,12 +200,10 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is the result of a norm of any kind."""
     return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the result of a norm (in a recurrence, with its gate), computed with changed settings."""
     if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -244,7 +239,7 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports add before an attention without a norm: a new norm (None), or the norm of the embeddings."""
+"""Norms that ports add before an attention without a norm: a new one (None), or the embeddings'."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
@@ -282,7 +277,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the output of a recurrence after norm and gate, computed with changed settings."""
+    """Return a recurrence's output after norm and gate, with changed settings."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
@@ -306,7 +301,7 @@ LATENT_NORMS: Mapping[str, Settings] = {
     "eps outside": {"outside": True},
     "one-plus-weight": {"more": 1.0},
 }
-"""Wrong norms of a latent vector, as changed fields of `NormForm`."""
+"""Wrong norms of a latent vector, as fields of `NormForm`."""
 
 
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -79,7 +79,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors by which ports multiply the input of the head."""
+"""Factors by which ports multiply the head's input."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -126,7 +126,7 @@ TRANSFORMS: dict[str, Callable[[WalkState, Value], Value]] = {
     "norm alone": _normed,
     **{f"by {name}": partial(_transformed, activation=name) for name in ACTIVATIONS},
 }
-"""Transformations before the head of a masked language model, right or wrong."""
+"""Transformations before a masked language model's head."""
 
 
 def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
@@ -139,7 +139,7 @@ POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
     "without activation": lambda state, x: apply_linear(state, "pooler", x),
     **{name: partial(_through_pooler, name) for name in ACTIVATED},
 }
-"""Transformations after pooling, right or wrong."""
+"""Transformations after pooling."""
 
 
 def _visible(state: WalkState) -> Value:
@@ -159,7 +159,7 @@ def _ends(state: WalkState) -> np.ndarray:
 
 
 Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
-"""(pooling, whether padding is included), or a function that returns the position to use in each row."""
+"""(pooling, whether padding is included), or a function that returns each row's position."""
 
 
 def _pooled_before_norm(state: WalkState, site: str, value: Value) -> Value:
@@ -195,10 +195,9 @@ POOLINGS: dict[str, Pooled] = {
     "before eos": lambda state: np.maximum(_ends(state).argmax(1) - 1, 0),
     "last eos": lambda state: _ends(state).shape[1] - 1 - _ends(state)[:, ::-1].argmax(1),
 }
-"""Ways to pool, right or wrong."""
 
 OF_END = ("eos", "last eos", "before eos")
-"""Ways to pool that depend on the end token."""
+"""Poolings that depend on the end token."""
 
 
 CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits)

@@ -61,7 +61,7 @@ FED = {
 """The linear map that computes each tap of a feed-forward, possibly before an activation function."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
-"""The linear map that computes each tap of a recurrence. A convolution follows for queries, keys and values."""
+"""The linear map before each convolution of a recurrence."""
 OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
 OF_RECURRENCE["output"] = "output"
 
@@ -77,7 +77,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""For each tap, prefixes of the parameters that change the tap's value, besides the parameters of the linear map."""
+"""Prefixes of parameters that change a tap, besides the parameters of its linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -101,7 +101,7 @@ TAKEN = {
         "the bias of {} is also used for {}, with its own weight",
     ),
 }
-"""For each tuple of parameter kinds: the end of a variant's name, and descriptions of swapped and shared parameters."""
+"""For each tuple of parameter kinds: the end of variants, and descriptions of swapped and shared parameters."""
 
 
 def site_of(role: str, site: str) -> str:
@@ -136,7 +136,7 @@ def _part(site: str) -> str:
 
 
 def parts_at(config: TransformerConfig, site: str) -> list[str]:
-    """Return all linear maps that compute the value at `site` from the previous taps."""
+    """Return all linear maps between the previous taps and `site`."""
     part = _part(site)
     if not part:
         return []
@@ -238,11 +238,11 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Rows = Callable[..., np.ndarray]
-"""A function (configuration, row numbers of each linear map) → the row numbers that a port reads for all maps."""
+"""(configuration, rows of each linear map) → the rows that a port reads."""
 
 
 def repacked(maps: Sequence[str], order: Rows, config: TransformerConfig, parameters: Arrays) -> Arrays:
-    """Return the parameters of linear maps if a port reads the rows of their packed matrix in another order."""
+    """Return linear maps' parameters, read from their packed matrix in another order."""
     ends = np.cumsum([len(parameters[f"{name}.weight"]) for name in maps])
     rows = order(config, *np.split(np.arange(ends[-1]), ends[:-1]))
     changed: Arrays = {}
@@ -259,7 +259,7 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 
 
 def in_groups(count: int, *rows: np.ndarray) -> np.ndarray:
-    """Return rows in `count` groups, each with a part of every map; `np.argsort` of the result inverts the order."""
+    """Return rows in `count` groups, each with a part of every map; `np.argsort` inverts the order."""
     return np.concatenate([each.reshape(count, -1) for each in rows], axis=1).ravel()
 
 
@@ -269,7 +269,7 @@ _blocks: Rows = lambda config, *rows: np.argsort(_by_group(config, *rows))
 
 
 def _second_first(config: TransformerConfig, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the rows that a port reads if it expects the second map before the first map in each head."""
+    """Return the rows that a port reads if it expects the second map first in each head."""
     heads = in_groups(config.num_heads, first, second).reshape(config.num_heads, -1)
     width = len(second) // config.num_heads
     return np.concatenate([heads[:, width:].ravel(), heads[:, :width].ravel()])
@@ -292,7 +292,7 @@ PACKED = ("query", "key", "value")
 
 
 def _pair(config: TransformerConfig) -> dict[str, str]:
-    """Return the two linear maps that a family's files pack into one matrix, head by head, as {tap: map}."""
+    """Return the two linear maps that a family's files pack head by head, as {tap: map}."""
     if config.kv_lora_rank:
         return {"key": "key", "value": "value"}
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}

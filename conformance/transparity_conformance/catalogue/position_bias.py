@@ -30,7 +30,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
-    """Return the position bias that the scores at `site` include; None without a bias."""
+    """Return the position bias in the scores at `site`, if any."""
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention" or not state.config.has_score_bias:
         return None
@@ -41,7 +41,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
-"""A function (configuration, distances, whether both directions have buckets) → the bucket of each distance."""
+"""(configuration, distances, whether both directions have buckets) → buckets."""
 
 
 def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
@@ -90,8 +90,8 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return the bucket of each distance. The first 1/`part` of the buckets contain one distance each. The widths of
-    later buckets grow geometrically, and `whole` rounds the bucket's number to an integer."""
+    """Return buckets of distances. The first 1/`part` of the buckets contain one distance each; later widths grow
+    geometrically, and `whole` rounds to an integer."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)

@@ -1,8 +1,4 @@
-"""Faults of recurrences, and of attention gates.
-
-A recurrence has convolutions, queries and keys of unit length, decays, update strengths, an update rule and a gated
-norm.
-"""
+"""Faults of recurrences, and of attention gates."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ CONVOLUTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "turned": lambda weight, x: _causal(weight[:, ::-1], x),
     "late": lambda weight, x: np.pad(_causal(weight, x), ((0, 0), (1, 0), (0, 0)))[:, :-1],
 }
-"""Functions (weights (features, width), input) → a wrong convolution, before the activation function."""
+"""(weights (features, width), input) → a wrong convolution, before the activation function."""
 
 LENGTHS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "missing": lambda x: x,
@@ -128,7 +124,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Wrong gated norms of a state-space model. The right norm comes after the gate, and normalizes each group of heads."""
+"""Wrong gated norms of a state-space model; the right norm follows the gate, and normalizes groups of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,
@@ -164,7 +160,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the decay and the time step. With the delta rule, both kinds of faults act at `log_decay`."""
+    """Yield faults of the decay and the time step; with the delta rule, both act at `log_decay`."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         yield from variants("time-step", {**STEPS, **(BOUNDS if bounded else {})}, _step, "step")

@@ -45,7 +45,7 @@ PLACES = {
     "sandwich": "before and after the sublayers",
     "post-branch": "after the sublayers, before the residual is added",
 }
-"""Descriptions of the places of norms, by `norm_position`."""
+"""The places of norms in words, by `norm_position`."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

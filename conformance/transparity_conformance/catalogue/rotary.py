@@ -76,7 +76,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 SHORTEST_TABLE = 7
-"""The base-2 logarithm of the number of rows in the shortest table of positions that a fault assumes."""
+"""The base-2 logarithm of the smallest number of rows of a position table."""
 
 BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarray], str]] = {
     "the last row": (
@@ -85,10 +85,9 @@ BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarra
     ),
     "begun again": (lambda size, config, positions: positions % size, "begin at 0 again"),
 }
-"""Positions that ports use beyond their table: functions (table size, configuration, positions) → positions."""
+"""Positions that ports use beyond their table: (table size, configuration, positions) → positions."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
-"""Shares of a head's features that ports may rotate."""
 
 
 def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
@@ -102,7 +101,7 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
 
 PARTS = {"angles": ("rope_theta", *SCALING), "base": ("rope_theta",), "scaling": SCALING}
-"""Groups of fields that a port may take from another kind of layer."""
+"""Fields that a port may take from another kind of layer."""
 
 
 def _turned_dim(share: float, config: TransformerConfig) -> int:
@@ -152,7 +151,7 @@ def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
 
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
-    """Rotate queries or keys `x` as `config` says, with changed `settings`."""
+    """Rotate queries or keys `x`, with changed `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
     config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
@@ -220,7 +219,7 @@ def _with_usual_ends(config: TransformerConfig) -> np.ndarray:
 
 
 IN_HALF = ("frequencies", "angles", "tables", "everything")
-"""Steps of the rotation that ports compute in half precision, for example after a cast of the whole model."""
+"""Steps that ports compute in half precision, for example after a cast of the whole model."""
 
 
 BASE = Number("rotary-base", "rope_theta", "the base of the rotary angles is {v:.6g}{instead}", _turn)
@@ -250,7 +249,7 @@ def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
 
 LINEAR, YARN, LONGROPE = _scaled("linear"), _scaled("yarn"), _scaled("longrope")
 BY_PARTS = _scaled("llama3", "yarn")
-"""The scaling methods that reduce low frequencies, but do not change high frequencies."""
+"""Methods that reduce only low frequencies."""
 
 
 HAS_FACTOR: Callable[[TransformerConfig], bool] = lambda c: c.rotary_attention_factor != 1

@@ -20,7 +20,7 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions.in_attention import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
-"""Taps after linear maps with sharded inputs (row-parallel), each with the name and the input of the map."""
+"""Taps after linear maps with sharded inputs (row-parallel), with the map's name and input."""
 
 FUSED = {
     "query, key and value": ("query", "key", "value"),
@@ -28,7 +28,7 @@ FUSED = {
     "gate and up": ("gate", "up"),
     "up and gate": ("up", "gate"),
 }
-"""Linear maps with the same input that ports fuse into one matrix, in the order of its rows."""
+"""Linear maps that ports fuse into one matrix, in the order of its rows."""
 
 
 _fault = partial(fault, of_ranks=True)
@@ -64,7 +64,6 @@ def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arra
 
 
 def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str, value: Value) -> Value:
-    """Return the product of the first rank's inputs and weights, plus the bias."""
     scope = site.rpartition(".")[0]
     given, own = state.taps[f"{scope}.{inputs}"], parameters_of(state, f"{scope}.{role}")
     width = given.shape[-1] // ranks

@@ -18,7 +18,7 @@ Value = Any
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:
-    """Return whether the positions at a tap are tokens, not patches of an image or frames of audio."""
+    """Return whether positions are tokens, not image patches or audio frames."""
     return keys_name(config, site) in config.token_inputs
 
 
@@ -51,7 +51,7 @@ def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
-    """Return the residual stream before the sublayer `upto`. If branches are parallel, return the layer's input."""
+    """Return the residual stream before the sublayer `upto`; with parallel branches, the layer's input."""
     x = layer_input(state, scope)
     if state.config.branches != "sequential":
         return x
@@ -70,7 +70,7 @@ def added(state: WalkState, x: Value, y: Value) -> Value:
 
 
 ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
-"""For each `norm_position` with a norm after the sublayer, the suffix of this norm's tap."""
+"""The suffix of the tap of a norm after the sublayer, by `norm_position`."""
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
@@ -80,7 +80,7 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result, before a norm; `self_attention` may stand for a recurrence."""
+    """Return the tap of a sublayer's result before a norm; `self_attention` may stand for a recurrence."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -89,7 +89,7 @@ MIXED, RECURRENCE = "self_attention", "recurrence"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
-    """Return the layer and the sublayer of a tap. A norm belongs to the sublayer that its name contains."""
+    """Return a tap's layer and sublayer. A norm belongs to the sublayer in its name."""
     scope, name, _ = split(site)
     return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
 
@@ -116,7 +116,7 @@ def norm_input(state: WalkState, site: str) -> Value:
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
-    """Return the input of a sublayer. In cross-attention, the input of keys and values is the encoder's output."""
+    """Return a sublayer's input; in cross-attention, keys and values read the encoder's output."""
     sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
@@ -127,7 +127,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has norms; only self-attention and recurrences may have none."""
+    """Return whether a tap's sublayer has norms; self-attention and recurrences may have none."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
@@ -155,7 +155,7 @@ def norm_scope(site: str) -> str:
 
 
 def recurrence_input(state: WalkState, site: str) -> Value:
-    """Return the input of a recurrence, which is zero at padding if the mask hides padding."""
+    """Return a recurrence's input, which is zero at padding if the mask hides padding."""
     scope, sublayer, _ = split(site)
     return unpadded(state, site, sublayer_input(state, scope, sublayer))
 
@@ -179,6 +179,6 @@ def token_table(config: TransformerConfig, stack: str) -> str:
 
 
 def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
-    """Return the `query` or `key` of an attention, after the norm and rotation that the configuration has."""
+    """Return the `query` or `key` after the norm and rotation, if any."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

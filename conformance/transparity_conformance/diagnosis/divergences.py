@@ -44,7 +44,7 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""A function that gets the name of a stage, the number of finished steps, and the number of all steps."""
+"""A function of a stage's name, and the numbers of finished and of all steps."""
 
 
 def explain_all(
@@ -55,13 +55,9 @@ def explain_all(
     ranks: int = 1,
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
-    """Explain the segments in `faulty`, except segments that an earlier cause explains. On several `ranks`, also try
-    faults of sharding.
-
-    With an `answer`, the checker has matched the port's operations with taps by value, and some matches may be wrong.
-    The faults must then also reproduce the port's logits. Try single faults first, then the faults found segment by
-    segment, then pairs of faults.
-    """
+    """Explain the segments in `faulty`. On several `ranks`, also try faults of sharding. With an `answer`, the faults
+    must also reproduce the port's logits, because some matches may be wrong. Try single faults, then segment by
+    segment, then pairs."""
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
     segments = _BySegment(results, clock, ranks, answer)
@@ -110,8 +106,7 @@ def consistent(
 
 
 def _before_logits(answer: Answer, results: Results) -> str:
-    """Return the matched activation from which the reference computes the logits directly. Return an empty string for
-    no activation, or for several activations."""
+    """Return the only matched activation from which the reference computes the logits directly, or ""."""
     taps = [tap for tap in answer.found if tap in next(iter(results.values())).recorded]
     before = [tap for tap in taps if "logits" in fed_by(tap, results)]
     return before[0] if len(before) == 1 else ""
@@ -120,9 +115,9 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps, except in the first layer with an unexplained divergence. Keep all
-    divergences if the logits are unexplained or a shape is wrong. Also keep all divergences if the reference computes
-    the port's logits from the causes and from the port's values at unexplained taps."""
+    """Drop unexplained divergences at matched taps, except in the first layer that has such a divergence. Keep all
+    divergences if the logits are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps
+    explain the logits."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -135,17 +130,14 @@ def _of_first_layer(
 
 
 def _is_passed(tap: str, results: Results) -> bool:
-    """Return whether another tap has the same value as `tap` on every probe."""
     having = [result.recorded for result in results.values() if tap in result.recorded]
     others = set.intersection(*({name for name in each if name != tap} for each in having))
     return any(all(np.array_equal(each[tap], each[name]) for each in having) for name in others)
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:
-    """Return the taps that the reference, with the faults `known`, computes directly from `tap`."""
     result = next(each for each in results.values() if tap in each.recorded)
-    ours = walk(result.probe, result.recorded, known)
-    return dependents(result.probe, result.recorded, ours, tap, known) - {tap}
+    return dependents(result.probe, result.recorded, walk(result.probe, result.recorded, known), tap, known) - {tap}
 
 
 def _by_answer(
@@ -155,8 +147,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences, explained by the combination in `every` that leaves the fewest taps wrong. Return () if
-    this combination leaves a tap wrong that is neither the logits nor matched by value."""
+    """Return the divergences, explained by the combination that leaves the fewest taps wrong. Return () if a tap stays
+    wrong that was not matched by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -190,7 +182,7 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield subsets of `told`: each fault, the faults at `tap`, all faults with up to `DEEPEST` ids, and all faults."""
+    """Yield subsets of `told`: each fault, the faults at `tap`, combinations of up to `DEEPEST` ids, and all faults."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())
@@ -200,8 +192,7 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return the combinations in `others`, or their single faults, that explain the segment with as many faults as
-    `best`."""
+    """Return combinations in `others`, or their single faults, that need as many faults as `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -215,9 +206,8 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """The search for the causes of one segment after another. With an `answer`, the search ends as soon as the faults
-    reproduce the port's logits. If no fault explains a segment, the search then explains the segment's whole sublayer
-    as one segment."""
+    """The search for causes, segment after segment. With an `answer`, the search ends when the faults reproduce the
+    logits. An unexplained segment grows to its whole sublayer."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
@@ -225,7 +215,7 @@ class _BySegment:
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
         self.joint: dict[str, Explanation] = {}
-        """The explanations of whole sublayers, by the name of the sublayer."""
+        """The explanations of sublayers."""
         self.known: Combination = ()
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
@@ -274,7 +264,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain a tap's whole sublayer as one segment; the reference has only the faults found in other sublayers."""
+        """Explain a tap's sublayer as one segment, with the faults found in other sublayers."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()
@@ -286,7 +276,6 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Recognize swaps among the causes, and add the causes of wrong shapes."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
@@ -295,7 +284,6 @@ def _worst(results: Results, tap: str) -> ProbeResult:
 
 
 def divergence_of(results: Results, tap: str, found: Explanation, *, with_profile: bool = False) -> Divergence:
-    """Return the divergence of a segment. `with_profile` adds the profile of the error if no cause was found."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if with_profile and not found.causes:
@@ -316,7 +304,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """If a wrong shape is the effect of another divergence's single fault, add this fault as the cause."""
+    """Add the single fault of another divergence if it also causes this wrong shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -325,7 +313,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Replace the cause by a swap if two or three taps use each other's parameters (three taps in a cycle)."""
+    """Replace the cause by a swap if two or three taps use each other's parameters."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -353,8 +341,7 @@ def _alone(explanation: Explanation | None) -> Fault | None:
 
 
 def _whole_model_fault(results: Results, faulty: list[str]) -> Combination:
-    """Return the fault of the whole model that leaves the fewest segments wrong. Return () unless this fault makes at
-    least two segments, and at least half of all wrong segments, right."""
+    """Return the fault of the whole model that corrects the most segments: at least two, and at least half."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

@@ -1,8 +1,4 @@
-"""Find causes: faults that, put into the reference, make the reference compute the port's values.
-
-The search tries single faults, then faults with a fitted number, then combinations. A complete explanation leaves a
-difference within the budget on every probe. `Explanation.remains` marks an incomplete explanation.
-"""
+"""Find causes: single faults, then faults with a fitted number, then combinations that make the reference agree."""
 
 from __future__ import annotations
 
@@ -29,16 +25,13 @@ from transparity_conformance.report.report import OR, Cause
 
 @dataclass(frozen=True)
 class Explanation:
-    """The causes of the difference at one segment."""
-
     causes: tuple[Cause, ...] = ()
     chosen: Combination = ()
     indistinguishable: tuple[str, ...] = ()
-    """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """The name of a probe on which the causes and the faults in `indistinguishable` have different results."""
+    """A probe on which the causes and the faults in `indistinguishable` differ."""
     remains: bool = False
-    """Whether the causes explain the difference on only some of the probes."""
+    """Whether the causes leave a difference on some probes."""
 
 
 def explain(
@@ -50,9 +43,8 @@ def explain(
     clock: Clock,
     deepest: int = DEEPEST,
 ) -> Explanation:
-    """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, in addition to the
-    `known` faults. `others` contains all probes, because some probes may distinguish causes that explain the segment
-    equally well. Try faults of `earlier` explanations first, because a fault is often in several layers."""
+    """Find at most `deepest` faults at the taps `sites`, in addition to `known`, that explain `segment`. Probes in
+    `others` may distinguish equal causes. Try the faults of `earlier` segments first."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
@@ -79,7 +71,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return an explanation by the first combination in `found`; all combinations explain the segment equally well."""
+    """Return the first of several equally good combinations as an explanation."""
     chosen, *rest = [_where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
@@ -92,8 +84,7 @@ def explained_by(
 
 
 def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Restrict the faults to the taps at which they change the segment. At some earlier taps, a fault has no effect,
-    because the reference continues with the port's values at recorded taps."""
+    """Restrict the faults to the taps at which they change the segment."""
     order = [*segment.probes[0].oracle.expected]
     before = {*order[: order.index(segment.tap)]}
 
@@ -129,8 +120,7 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop combinations at the start of `found` that make a right segment wrong, unless all would be dropped. For
-    example, right segments in earlier layers show that a fault is only in the last layer."""
+    """Drop leading combinations that make a right segment wrong, unless all do."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -199,15 +189,14 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """Return the first tap whose value the last fault in `applied` changes or removes."""
+    """Return the first tap that the last fault in `applied` changes or removes."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
 
 
 def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Append to the cause's text the other numbers or variants of its fault that explain the difference equally
-    well."""
+    """Append the other numbers or variants of the fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     told = [_other(fault, each) for each in alike if each.id == fault.id]
@@ -220,8 +209,7 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or the description that distinguishes `other` from `fault`; "" if `other` is equal to `fault`
-    or a special case of it."""
+    """Return the number or description by which `other` differs from `fault`; "" for equal faults."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description.startswith(fault.description) else other.description
@@ -230,8 +218,7 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which two combinations give values that differ by more than the budget. A probe on
-    which only one of the combinations is possible also counts."""
+    """Return the first probe on which combinations differ by more than the budget, or only one is possible."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

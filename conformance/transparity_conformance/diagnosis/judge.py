@@ -35,7 +35,7 @@ from transparity_conformance.storage.on_disk import chosen
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""A function that gets the report on a wrong port before the search for causes starts."""
+"""A function of the report on a wrong port, called before the search for causes."""
 
 IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
 
@@ -68,16 +68,8 @@ def judge(
     answer: Answer | None = None,
 ) -> Report:
     """Compare the activations of a port with the reference, and search for causes. If Ctrl-C ends the search, raise
-    `Interrupted` with the report.
-
-    Args:
-        needs_logits: Whether to skip probes for which the port returned no logits.
-        not_compared: Further lines for the list *Not compared* of the report.
-        repeated: The claim that two runs of the port are equal.
-        located: A function that gets the report before the search for causes starts.
-        ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
-        answer: The port's logits, if operations of the port were matched with taps by value.
-    """
+    `Interrupted` with the report. `located` gets the report before the search starts. `ranks` is 1 if the port is also
+    wrong on a single rank. `answer` has the port's logits, if operations were matched with taps by value."""
     with np.errstate(all="ignore"):  # a port may return NaN or infinity
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
         measured = tuple(_measured(results.values(), dtype))
@@ -120,14 +112,11 @@ def _compare(
 
 
 def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> bool:
-    has_all_logits = all(key in results and "logits" in results[key].recorded for key in probes)
-    return has_all_logits and is_judged(results, dtype)
+    return all(key in results and "logits" in results[key].recorded for key in probes) and is_judged(results, dtype)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """The settings of the search for causes."""
-
     progress: Progress
     clock: Clock
     located: Located
@@ -143,7 +132,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the report, whose verdict can be `agrees` only if the comparison is `complete`."""
+    """Return the report, which can agree only if the comparison is `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
@@ -183,9 +172,8 @@ def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]
 
 
 def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
-    """Return the divergences to report, and the first wrong tap, for a port whose operations were matched with taps by
-    value. The port's end-to-end errors do not show the first wrong tap, because the port's features may have another
-    order."""
+    """Return the divergences and the first wrong tap of a port whose operations were matched by value. End-to-end
+    errors do not show this tap, because features may have another order."""
     told = with_effect(divergences)
     return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 
@@ -197,10 +185,8 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
-    """Drop unexplained divergences that change no logits, because a right port may exceed an activation's budget. Keep
-    all divergences if all would be dropped."""
-    effects = [(each, each.impact) for each in divergences]
-    told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
+    """Drop unexplained divergences that change no logits, because a right port may exceed a budget."""
+    told = [each for each in divergences if each.causes or not each.impact or each.impact.changes_logits]
     return told or divergences
 
 

@@ -1,10 +1,5 @@
-"""Locate faults: find the wrong segments of a port, and the taps at which the faults may act.
-
-A tap is a named activation, and a segment is the computation between two taps. A right port may compute equivalent
-forms of activations inside a sublayer. For example, a port may scale the query instead of the scores, or omit a key
-bias, which does not change the softmax. A form is equivalent if a single map turns the reference's values into the
-port's values at all rows and positions.
-"""
+"""Find the wrong segments of a port, and the taps at which the faults may act. A right port may compute equivalent
+forms of activations: for example, it may scale the query instead of the scores."""
 
 from __future__ import annotations
 
@@ -26,10 +21,10 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer, at which a right port may have an equivalent form of the activation."""
+"""Taps inside a sublayer, which may have an equivalent form."""
 
 INSIDE = ("scores", "weights", "context")
-"""The taps of attention after the queries and keys, in order."""
+"""The last taps of attention, in order."""
 
 
 def is_internal(tap: str) -> bool:
@@ -37,10 +32,8 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
-    """Return the taps of wrong segments, and the taps of segments that differ only in form, in the order of the forward
-    pass. A tap inside a sublayer differs only in form if `is_equivalent` accepts the tap and the sublayer's result is
-    right. A port may fold a norm's gain and bias into the next weights. The norm then differs only in form if all
-    values outside of sublayers are right."""
+    """Return wrong taps, and taps that differ only in form. The latter are inside a sublayer with a right result. A
+    port may fold a norm's gain and bias into the next weights; the norm then differs only in form."""
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -63,8 +56,8 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) for each suspect that differs only in form. To test the suspects, the reference continues
-    with its own values at suspects and at all taps whose names end with a word in `without`."""
+    """Return (probe, tap) of each suspect that differs only in form. The reference continues with its own values at
+    suspects and at taps in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -101,14 +94,14 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
-    """Return a mask of the rows in which the tap depends on a fully masked query, or on a near-tie between experts."""
+    """Return a mask of rows that depend on a fully masked query, or on a near-tie between experts."""
     rows = len(next(iter(result.probe.inputs.values())))
     free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return the later taps inside the sublayer that carry the effect of `tap`, and the next tap in `outer`."""
+    """Return the later taps of the sublayer that carry the effect of `tap`, and the next tap in `outer`."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -117,9 +110,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`, adjusted for ALiBi. A port such as BLOOM may compute the bias from the key's
-    position, which adds a constant to each row of scores. Masked scores are then the reference's scores plus this
-    constant."""
+    """Return the port's value at `tap`. From scores, remove a constant in each row, which a port adds if it computes
+    ALiBi from the key's position."""
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded
@@ -130,7 +122,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
-    """Return the taps with a wrong shape, and the taps in `faulty` that differ at tokens, not only at padding."""
+    """Return taps that have a wrong shape, or that differ outside of padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -147,8 +139,7 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """Return the taps at which a fault may cause a difference at `tap`, in order. The list has earlier unrecorded taps,
-    outputs of sublayers in the residual stream before `tap`, and `tap` itself."""
+    """Return, in order, the earlier unrecorded taps, the sublayers' outputs before `tap`, and `tap`."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
     # Include all unrecorded taps of the layer, because the recorded taps between them may be on another path.
@@ -172,12 +163,9 @@ def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
 
 
 Pair = tuple[np.ndarray, np.ndarray]
-"""(the port's value, the reference's value)."""
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether a single map turns the reference's values into the port's values, within a relative
-    `tolerance`."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # our values may contain the port's NaN
@@ -206,7 +194,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for some A and b. Return False if there are too few positions to decide."""
+    """Return whether actual = ours · A + b for some A and b, with enough positions to decide."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -215,8 +203,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of a hidden unit of the reference. Return
-    False if all hidden units are 0."""
+    """Return whether each hidden unit of the port is a positive multiple of a hidden unit of the reference."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -225,8 +212,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether the port's heads equal the reference's heads in some order. If `shifted` (for scores), the port
-    may also scale each head, and add a constant to each row."""
+    """Return whether heads are equal in some order. If `shifted`, heads may have a factor, and rows a constant."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

@@ -21,37 +21,34 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
-"""If an activation has more features (or logits) than this number, reports do not list an error for each feature."""
+"""If an activation has more features (or logits), reports omit the errors by feature."""
 
 
 @dataclass
 class ProbeResult:
-    """The activations of a port on one probe, with the error and the budget (tolerance) of each segment."""
+    """A port's activations on one probe, with the error and the budget of each segment."""
 
     probe: Probe
     recorded: Mapping[str, np.ndarray]
     misshapen: dict[str, str]
-    """A message for each tap with a wrong shape."""
     order: list[str]
-    """The taps of the reference, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap, without positions whose right value depends on a convention."""
+    """The largest difference at each tap, where no convention decides the right value."""
     everywhere: dict[str, float]
-    """The largest difference at each tap, including positions whose right value depends on a convention."""
+    """The largest difference at each tap, also where a convention decides the right value."""
     dtype: str
-    """The precision that determines the budgets."""
+    """The precision of the budgets."""
 
     def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
-        """Return the port's value at `tap`. Elements that depend on a convention or a near-tie come from `ours`."""
+        """Return the port's value, with elements of `ours` where a convention or a near-tie decides."""
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:
         return gap(self.judged(tap, ours), ours)
 
     def gaps_from(self, given: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the largest difference between the port and the reference at each tap. The reference continues with
-        the port's values at the taps in `given`, and only there."""
+        """Return the differences if the reference continues with the port's values only at the taps in `given`."""
         ours = walk(self.probe, given)
         return {
             tap: judged_gap(self.probe, tap, value, ours[tap], self.dtype, given)
@@ -85,8 +82,7 @@ Results = Mapping[str, ProbeResult]
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
     """Compare each activation with the value that the reference computes from the port's earlier activations."""
-    lengths = lengths_of(probe.config, probe.inputs)
-    shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths_of(probe.config, probe.inputs))
     misshapen = {
         tap: f"{tap} has the shape {value.shape} on the probe {probe.name}; expected {shapes[tap]}"
         for tap, value in shown.items()
@@ -114,7 +110,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """Return the largest error at each index of each axis of the arrays: row, position, head or feature."""
+    """Return the largest error at each index of each axis: row, position, head or feature."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
     axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
@@ -125,7 +121,6 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_000) -> list[str]:
-    """Return the taps that are wrong even if the reference has the faults `known`; stop after more than `most` taps."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -140,8 +135,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_00
             wrong |= dict.fromkeys(tap for tap in near if share(errors[tap], budgets[tap]) > 1)
         if len(wrong) > most:
             break
-    order = next(iter(results.values())).order
-    return sorted(wrong, key=order.index)
+    return sorted(wrong, key=next(iter(results.values())).order.index)
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
@@ -153,8 +147,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return a mask (batch, length) that is false where `tap` is at padding. Return `[True]` if the model reads its
-    padding, or if `tap` has no padding."""
+    """Return a mask (batch, length), false at padding; `[True]` if the model reads its padding, or without padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask

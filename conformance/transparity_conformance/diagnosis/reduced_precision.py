@@ -1,9 +1,4 @@
-"""Find a reduced precision that explains all differences between the port and the reference.
-
-A port may round the weights, the results of operations, or the factors of matrix products. For example, tensor cores
-round the factors to TF32 or half precision, and sum in float32. To test this cause, the reference runs on `Factors`,
-arrays that round both factors of each matrix product.
-"""
+"""Find a reduced precision of weights, results or factors of matrix products that explains all differences."""
 
 from __future__ import annotations
 
@@ -28,8 +23,8 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return a cause with the reduced precision that explains all differences, or None. Rounding never explains a wrong
-    shape. If activations were matched by value, `alone` contains the results with only the logits."""
+    """Return a reduced precision that explains all differences. `alone` has the results with only the logits, if
+    activations were matched by value."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -37,8 +32,7 @@ def find_rounding(results: Results, dtype: str, alone: Results | None = None) ->
 
 
 def _is_beyond_rounding(results: Results) -> bool:
-    """Return whether the first wrong value differs by more than rounding explains, even in bfloat16, the coarsest
-    dtype."""
+    """Return whether the first wrong value exceeds rounding even in bfloat16, the coarsest dtype."""
     first = next((result for result in results.values() if result.wrong), None)
     if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 may overflow
         return False
@@ -48,12 +42,11 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that the user should declare for this `rounding`; None for other precisions."""
+    """Return the half precision that the user should declare."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 
 def how_to_declare(rounding: Cause) -> str:
-    """Return advice about undeclared rounding, as a clause."""
     if declared := declared_by(rounding):
         return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute in float32'
     return "switch TF32 off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
@@ -68,9 +61,8 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision whose budgets cover all errors, and which represents all wrong values and the logits
-    exactly. Right values need not be exact: under `torch.autocast`, matrix products are in bfloat16, but norms and
-    residuals are not."""
+    """Return a precision whose budgets cover all errors, and which represents wrong values and logits exactly. Under
+    `torch.autocast`, norms and residuals are not in bfloat16."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -84,8 +76,7 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that explains the logits and the first wrong activation on each probe. Do not test later
-    activations, which may be matched with wrong operations."""
+    """Return a precision that explains the logits and the first wrong activation, whose match is most reliable."""
     found = _rounded_arithmetic(alone, dtype)
     if found is None:
         return None
@@ -102,8 +93,8 @@ def _is_within(result: ProbeResult, kind: str) -> bool:
 
 
 def _rounded_products(results: Results) -> Cause | None:
-    """Return the first precision to which the port may round the factors of matrix products. For each precision, try
-    rounding in linear maps only and in all products, and use the hypothesis that leaves less of the difference."""
+    """Return the first precision of the factors of matrix products (all, or in linear maps) that explains the
+    difference."""
     order = next(iter(results.values())).order
     for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
@@ -114,8 +105,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the median, over all probes, of the share of the difference that remains. Return infinity if the share on
-    one probe exceeds `LEFT_AT_WORST`."""
+    """Return the median share of the difference that remains; infinity beyond `LEFT_AT_WORST` on a probe."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))
@@ -125,8 +115,6 @@ def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest share of the difference that remains at a wrong tap if the reference rounds like the
-    hypothesis."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))
@@ -134,9 +122,8 @@ def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
 
 
 def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
-    """Return median |actual − rounded| / median |actual − ours|: the share of a difference that remains after rounding.
-    Return infinity if an element differs by more than rounding can cause. Elements that are equal in all three arrays
-    do not count."""
+    """Return median |actual − rounded| / median |actual − ours|, without elements that are equal in all arrays. Return
+    infinity if an element differs by more than rounding can cause."""
     ours, rounded = np.asarray(ours), np.asarray(rounded)
     moved = (actual != ours) | (rounded != ours)
     with np.errstate(all="ignore"):
@@ -146,7 +133,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array that rounds both factors of matrix products. If `spreads`, results of operations are also `Factors`."""
+    """An array that rounds both factors of matrix products. With `spreads`, results are also `Factors`."""
 
     kind = "tf32"
     spreads = True
@@ -171,7 +158,7 @@ def factors(kind: str, value: np.ndarray, *, spreads: bool = True) -> Factors:
 
 
 def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
-    """Yield two hypotheses: only linear maps, or all matrix products, round their factors to `kind`."""
+    """Yield two hypotheses: linear maps, or all matrix products, round their factors."""
     for which, sites in (("linear maps", ()), ("matrix products", taps)):
         description = f"rounding of the factors of {which} to {kind}"
         alter = partial(_alter, kind.lower(), spreads=bool(sites))
@@ -181,7 +168,7 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
-    """Return the parameters in memory as `Factors`; the parameters in files stay unchanged."""
+    """Return the parameters in memory as `Factors`, without parameters in files."""
     if site != PARAMETERS:
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}

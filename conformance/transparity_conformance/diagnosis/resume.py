@@ -1,8 +1,4 @@
-"""Skip the first layers of the reference if the output of the last skipped layer is known.
-
-A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
-reference runs this shorter model, with a tap function that translates the names of activations.
-"""
+"""Skip the first layers of the reference if the output of the last skipped layer is known."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
 
 Depth = tuple[int, int]
-"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder. For activations after a stack, i is the stack's
-number of layers."""
+"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder; after a stack, i is the number of its
+layers."""
 
 
 @functools.lru_cache(maxsize=2**6)
@@ -43,7 +39,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """Where the reference starts: the skipped layers of each stack, and the known activations (`given`)."""
+    """Each stack's skipped layers, and the known activations (`given`)."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -74,14 +70,12 @@ class Start:
         return bool(skipped) and (".embedding" in name or "_convolution" in name)
 
     def shortened(self, parameters: Arrays) -> Arrays:
-        """Return the parameters of the remaining layers, renamed for the shorter model."""
         if not self.skipped:
             return parameters
         kept = [name for name in parameters if not (in_layer(name) and self.skips(name))]
         return {self._renamed(name, -1): parameters[name] for name in kept}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """Return a tap function for the shorter model that uses the whole model's names and the known values."""
         if not self.skipped:
             return tap
 
@@ -106,7 +100,7 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """Skip as many layers before `earliest` as possible. The output of the last skipped layer must be in `given`."""
+    """Skip as many layers before `earliest` as possible; `given` must contain the last skipped layer's output."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers

@@ -21,13 +21,12 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, with all results that contain this tap."""
+    """A tap at which the port differs from the reference, and the results with this tap."""
 
     tap: str
     results: Mapping[str, ProbeResult]
-    """The port's activations and budgets, by the name of the probe."""
     ranks: int = 1
-    """The number of the port's ranks; 1 if sharding is not the cause of the difference."""
+    """The port's ranks; 1 if sharding is not the cause."""
     _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
@@ -37,19 +36,18 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the port's value is known only at this tap, so that the segment is the whole model."""
+        """Whether the port's value is known only at this tap."""
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
-        """Return the budget of the segment. Without results of the probe, return the budget of the tap in the whole
-        model."""
+        """Return the segment's budget or, without results of the probe, the tap's budget in the whole model."""
         having = self.results.get(probe.name)
         if having is None:
             return probe.oracle.budget(self.tap, next(iter(self.results.values())).dtype)
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults, whose values other walks reuse; None if several taps have known values."""
+        """Return a walk without faults, for reuse; None if several taps have known values."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -58,7 +56,7 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with faults; None if faults exclude each other, or a fault removes the tap."""
+        """Return the reference's value with faults; None if they exclude each other or remove the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -67,8 +65,7 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's value with faults; 0 where a convention decides the right
-        value."""
+        """Return the port's value minus the reference's with faults; 0 where a convention decides."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, for example by moving a norm
             return np.array([np.inf])
@@ -76,7 +73,7 @@ class Segment:
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference relative to the budget. If the difference is slightly too large, measure the
-        budget again with the faults in the reference. Use two sets of slightly changed weights first, then all sets."""
+        budget again with the faults in the reference."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:
@@ -86,7 +83,6 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or exclude each other."""
         result = self.results[probe.name]
         if not result.right:
             return False
@@ -105,7 +101,6 @@ class Segment:
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes` (by default, the segment's)."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
@@ -119,8 +114,7 @@ class Segment:
         return self._sizes[key][1:]
 
     def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
-        largest = float(np.abs(left).max(initial=0.0))
-        self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
+        self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), float(np.abs(left).max(initial=0.0))
 
 
 def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
@@ -138,14 +132,12 @@ def scope_of(tap: str) -> str:
 
 
 def layer_of(tap: str) -> str:
-    """Return the layer to which a tap belongs, or the tap itself if it is in no layer."""
     return ".".join(tap.split(".")[:3])
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment, because some may be matched with wrong operations. The
-    segment ends at the first tap that depends on all wrong taps. Return this tap, and the results without the other
-    wrong taps. The tap is an empty string if only one tap is wrong, or if a wrong tap was not matched by value."""
+    """Join the wrong activations of a sublayer to one segment, which ends at the first tap that depends on all of them.
+    Return this tap (or "") and the results without the other wrong taps."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:
@@ -163,7 +155,6 @@ def _wrong(result: ProbeResult, scope: str) -> set[str]:
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
-    """Return the first wrong tap that depends on all taps in `inside`, or an empty string."""
     given = result.without(wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():

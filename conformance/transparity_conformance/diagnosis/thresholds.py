@@ -14,13 +14,12 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""If a difference is at most this multiple of the budget, the budget is measured again with the fault in the
-reference."""
+"""Up to this multiple of the budget, the budget is measured again with the fault."""
 
 LUCK = Threshold(
     4.5, "in 144 right models with large scores, errors reached 4.5 × a budget measured with three sets of weights"
 )
-"""The largest error of a right program, relative to a budget that is measured with only three sets of weights."""
+"""The largest error of a right program, relative to a budget from only three sets of weights."""
 
 EQUIVALENT_ULPS = Threshold(
     1024,
@@ -36,7 +35,7 @@ NO_EXPLANATION = Threshold(
     "leaves at most 1.1e-4 of the difference. Another fault leaves more than half of the difference in 99.6 % of 7,268 "
     "cases (two models, two probes, one of them with large scores)",
 )
-"""A fault explains a difference only if it leaves at most this share of the difference."""
+"""A fault explains a difference only if at most this share remains."""
 
 ROUNDED_PRODUCTS = (
     "matrix products were rounded to TF32 or bfloat16 (five probes, 20 runs). If the reference rounds in the same "
@@ -47,10 +46,10 @@ ROUNDED_PRODUCTS = (
     "0.64 in the median. The limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if at most this share of the difference remains (median over probes)."""
+"""Undeclared rounding explains a difference if at most this share remains (median over probes)."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""Undeclared rounding explains a difference if at most this share of the difference remains on the worst probe."""
+"""Undeclared rounding explains a difference if at most this share remains on the worst probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,
@@ -58,7 +57,7 @@ FURTHEST_ROUNDED = Threshold(
     "port does. If the port's queries are also 5 % too large, this ratio is 25 in TF32. In bfloat16, the ratio is "
     "only 3.1, but the share of the difference that remains exceeds its limit",
 )
-"""The largest accepted difference of an element, relative to the largest change by the reference's rounding."""
+"""The largest difference of an element, relative to the largest change by rounding."""
 
 COHERENT = Threshold(
     4,
@@ -66,27 +65,27 @@ COHERENT = Threshold(
     "of weights. The median was 1.0, and the maximum 1.65 (a Llama). The limit is more than twice this maximum. In "
     "float32, the projection reached 1.93; there, the checker needs no limit, because the tolerances are narrow",
 )
-"""The largest accepted projection onto the effect of a fault, relative to projections of rounding errors."""
+"""The largest projection onto a fault's effect, relative to projections of rounding errors."""
 
 PAIRS = (
     "12 pairs of faults were put into eight models, and the search compared only the logits. Of 640 to 2,173 single "
     "faults, one fault of the pair explained the logits best (11 pairs) or second best (1 pair)"
 )
 BEAM = Count(8, PAIRS)
-"""The smallest number of combinations that the search extends by a further fault."""
+"""The smallest number of combinations that are extended by a fault."""
 
 WALKS = Count(
     500,
     f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375, and the other "
     "right pair is 31,228th",
 )
-"""The approximate number of combinations that the search tries for each number of faults."""
+"""The approximate number of combinations for each number of faults."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""If only logits are known, combinations of more faults than this number contain only faults at all possible taps."""
+"""If only logits are known, combinations of more faults contain only faults at all possible taps."""
 
 FITS = (
     "126 wrong numbers, such as an eps, were put into seven models, and numbers of all kinds were fitted to each "
@@ -94,7 +93,7 @@ FITS = (
     "numbers of a wrong kind, each of which leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
-"""A fit is accepted if the best number of the grid leaves at least this multiple of the fit's remaining difference."""
+"""How much better a fit must be than the grid's best number."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""A fit is also accepted if the median over the grid is at least this multiple of the fit's remaining difference."""
+"""How much better a fit must be than the grid's median, as an alternative to `IMPROVED`."""

@@ -1,9 +1,5 @@
-"""A walk: a forward pass of the reference that computes each activation from the port's earlier activations.
-
-At each tap (a named activation), the reference computes a value, but continues with the port's value. A segment is the
-computation between two taps. A fault makes only its own segment wrong, so one walk can show several faults. If the port
-returns only logits, the whole model is one segment.
-"""
+"""A walk: a forward pass of the reference that computes each activation from the port's earlier activations. A fault
+makes only its own segment wrong, so one walk can show several faults."""
 
 from __future__ import annotations
 
@@ -39,12 +35,12 @@ class TapReached(Exception):  # noqa: N818 - not an error
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """Raised if faults exclude each other: for example, one fault removes a tap that another fault changes."""
+    """Faults exclude each other: for example, one fault removes a tap that another changes."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert all exceptions except `errors` to `Impossible`, because the faults may make the computation fail."""
+    """Convert all exceptions except `errors` to `Impossible`, because faults may make the computation fail."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -56,11 +52,11 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A walk without faults. Walks with faults reuse the values before their first fault."""
+    """A walk without faults, whose values other walks reuse before their first fault."""
 
     computed: MutableMapping[str, np.ndarray]
     taps: Mapping[str, np.ndarray]
-    """The values with which the walk continues: the port's values at recorded taps, computed values at all others."""
+    """The port's values at recorded taps, computed values at all others."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
@@ -80,16 +76,10 @@ def walk(
     taps: MutableMapping[str, np.ndarray] | None = None,
     choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
-    """Run the reference with the faults in `hypotheses`, and continue with the port's values at `recorded` taps. Return
-    the computed values.
-
-    Args:
-        until: The tap after which the walk ends.
-        index: The number of a set of slightly changed weights, to measure rounding; 0 means the probe's own weights.
-        base: A walk without faults through the same activations, whose values before the first fault are reused.
-        taps: A mapping to fill with the values with which the walk continues.
-        choices: The values of the same walk in float64, which determine the chosen experts.
-    """
+    """Run the reference with faults, and continue with the port's values at `recorded` taps; return the computed
+    values. The walk ends after the tap `until`. `index` selects slightly changed weights, to measure rounding; 0 means
+    the probe's own. `base` is a walk without faults whose values are reused. `taps` receives the values of the walk.
+    `choices` has the walk's values in float64, which determine the chosen experts."""
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
         recorded = neighbour(dict(recorded), index) if index else recorded
@@ -123,8 +113,6 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults, and the parameters and taps that the faults change."""
-
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
@@ -133,7 +121,6 @@ class Model:
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """Return the model with the faults' changes of the configuration and of the `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -185,7 +172,6 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap after the changes of all faults."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -230,14 +216,13 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` contains the values of
-    the walk with `values`."""
+    """Return the taps that depend on `tap` without another tap of `values` in between."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return different values of similar size: reverse every axis, then scale and shift the values a little."""
+    """Return different values of similar size: reverse every axis, then scale and shift a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.02 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
 
@@ -252,8 +237,7 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return the budget (tolerance) of each segment, from rounding errors in `dtype` with `neighbours` sets of slightly
-    changed weights. `truth` is the same walk in float64, if it is already known."""
+    """Return each segment's budget, from rounding in `dtype`. `truth` is the same walk in float64, if known."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}
@@ -271,6 +255,5 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each element by up to half an ulp at random, because a port may continue with unrounded values."""
-    random = np.random.default_rng([index, value.size])
-    return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))
+    """Change elements by up to half an ulp, because a port may continue with unrounded values."""
+    return value * (1 + np.random.default_rng([index, value.size]).uniform(-ulp / 2, ulp / 2, value.shape))

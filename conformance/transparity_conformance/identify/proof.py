@@ -20,7 +20,6 @@ from transparity_conformance.running.adapters.model import Model as LocalModel
 from transparity_conformance.running.process.isolation import IsolatedModel
 
 Model = LocalModel | IsolatedModel
-"""A model whose tensors can be read and written, in this process or another process."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +34,11 @@ class Proof:
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of the logits over all probes, or None if no divergence exceeds the budget.
-        Ignore logits with a wrong shape."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits, divided by the budget. Return 0 if no difference exceeds the
-        budget, and infinity for a wrong shape."""
+        """Return the largest difference, divided by the budget; 0 within the budget, infinity for a wrong shape."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
@@ -58,7 +54,7 @@ class Proof:
 
 
 def own_probes(config: TransformerConfig) -> dict[str, Probe]:
-    """Return the probes of a check that have exactly this configuration, except the probe `hot`."""
+    """Return the probes with exactly this configuration, except `hot`."""
     return {key: probe for key, probe in probes_of(config, "config").items() if probe.config == config and key != "hot"}
 
 
@@ -67,12 +63,7 @@ def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -
 
 
 def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
-    """Write values of parameters into a copy of a model's tensors; return this copy, and all parameters.
-
-    Args:
-        tensors: the model's tensors, which share no memory.
-        parameters: the reference's parameters; only views of `tensors` get new values.
-    """
+    """Write values through `parameters`, which are views, into a copy of `tensors`; return both."""
     written = {name: value.copy() for name, value in tensors.items()}
     views: Arrays = {}
     for name, each in parameters.items():

@@ -19,7 +19,7 @@ class Backward:
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
-    """The gradient of each operation's value; None if the backward pass computed no gradient for the value."""
+    """The gradient of each operation's value, if the backward pass computed one."""
     passes: list[bool] = field(default_factory=list)
     """Whether each operation's value requires a gradient."""
 
@@ -38,9 +38,8 @@ def _copied(tensor: Any) -> np.ndarray:
 def listen_backward(
     call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
 ) -> Backward:
-    """Run and record a forward pass (`call`) and a backward pass (`differentiate`). `differentiate` takes the result of
-    `call`, and returns a gradient or None for each parameter in `parameters`. The record starts with the nonempty
-    `parameters`, in their order."""
+    """Record a forward pass (`call`) and a backward pass (`differentiate`, which returns the gradient of each parameter
+    or None). The record starts with the nonempty `parameters`."""
     import torch
 
     recorder = _Recorder()
@@ -58,7 +57,7 @@ def listen_backward(
 
 
 class _Recorder:
-    """A recorder of PyTorch functions, which keeps all tensors alive, so that Python does not reuse their ids."""
+    """Records PyTorch functions. All tensors stay alive, so that Python does not reuse their ids."""
 
     def __init__(self) -> None:
         self.found, self.sources = Backward(), Sources()
@@ -66,7 +65,6 @@ class _Recorder:
         self.kept: list[Any] = []
 
     def add(self, name: str, tensor: Any, inputs: Sequence[int], stack: tuple[Source, ...]) -> None:
-        """Record a function's result, and register a hook that later stores the gradient of this result."""
         index, found = len(self.found.operations), self.found
         self.indices[id(tensor)] = index
         self.kept.append(tensor)
@@ -96,7 +94,6 @@ class _Recorder:
             yield
 
     def add_results(self, func: Any, given: Any, result: Any) -> None:
-        """Record a function's floating-point results; skip empty tensors."""
         made = [each for each in tensors_in(result) if each.is_floating_point() and each.numel()]
         if not made:
             return

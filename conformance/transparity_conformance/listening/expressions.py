@@ -11,14 +11,11 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""The names of hooks: functions that `listening` in numpy.py adds to Python's builtins.
-
-The rewritten code passes each value to the hook `VALUE`, and each operand to `OPERAND`. Both hooks return their
-argument unchanged. After each assignment into an array, the rewritten code calls `WROTE`.
-"""
+"""The names of hooks in Python's builtins. The rewritten code passes each value to `VALUE` and each operand to
+`OPERAND`, which return their argument, and calls `WROTE` after each assignment into an array."""
 
 GENERATED = "__transparity_generated__"
-"""The hook for generators and `map`. An item becomes an operand when the code reads the item."""
+"""The hook for generators and `map`, whose items become operands when the code reads them."""
 
 SLICE = "__transparity_slice__"
 """Python's `slice` under another name, because the port may define a function `slice`."""
@@ -28,19 +25,17 @@ Kind = Literal["call", "method", "operator", "attribute", "subscript", "comparis
 
 @dataclass(frozen=True)
 class Site:
-    """A rewritten expression, or a rewritten assignment into an array."""
-
     kind: Kind
     name: str
     """The name of the operator in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers of the operands. The first operand is the called function, or the array that is read or modified."""
+    """The numbers of the operands, first the called function, or the array that is read or modified."""
     writes: bool = False
     """Whether the call writes its result into an argument `out=`."""
 
 
 SITES: dict[int, Site] = {}
-"""All sites by number. Numbers are never reused, because rewritten functions of earlier recordings may still exist."""
+"""All sites. Numbers are never reused, because rewritten functions of earlier recordings may still exist."""
 
 _numbers = itertools.count()
 
@@ -64,7 +59,6 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """Return the rewritten code of each function in a file, by `identity`; {} if Python cannot compile the file."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -76,7 +70,7 @@ def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
 
 
 def identity(code: CodeType) -> Hashable:
-    """Return a key that distinguishes the functions of a file, even functions on the same line."""
+    """Return a key that distinguishes even functions on the same line."""
     return code.co_qualname, code.co_firstlineno, code.co_linetable, code.co_freevars
 
 
@@ -88,7 +82,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """An AST visitor that wraps expressions in calls of hooks, except annotations, decorators and `match` patterns."""
+    """Wraps expressions in calls of hooks, except annotations, decorators and `match` patterns."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)
@@ -232,7 +226,6 @@ def _statement(expression: Any, node: Any) -> ast.stmt:
 
 
 def _array_of(target: Any) -> Any:
-    """Return the array that an assignment modifies, such as `x` or `self.cache`; None for other targets."""
     if isinstance(target, ast.Subscript):
         target = target.value
     elif not isinstance(target, ast.Name):
@@ -244,7 +237,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Replace slices such as `a:b` in an index by `slice(a, b)`, so that the index is an ordinary expression."""
+    """Replace slices such as `a:b` in an index by `slice(a, b)`."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

@@ -25,16 +25,14 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only copy, cast or rearrange their inputs. The record leaves out these primitives if the input is a
-parameter."""
+"""Primitives that only copy, cast or rearrange; the record leaves them out if they read a parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
-"""Primitives that wrap a function. The record contains the primitives of this function instead."""
+"""Primitives that wrap a function, whose primitives are recorded instead."""
 
 
 @contextlib.contextmanager
 def listening(record: Record) -> Iterator[None]:
-    """Record each JAX primitive that this thread runs within the context."""
     import jax
     from jax._src import core
 
@@ -56,13 +54,10 @@ def listening(record: Record) -> Iterator[None]:
 
 
 class _Listener:
-    """A recorder of the primitives of one thread, except primitives that run within another primitive."""
-
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False
 
     def operation(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Run and record a primitive, or the primitives of the function that it wraps; return the result."""
         if self.busy:
             return run()
         if primitive.name in EVALUATED and "jaxpr" in params:

@@ -24,8 +24,8 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""For each framework: the module that a port imports, and the context that records a call. NumPy comes first, because
-its context calls the function once before the recording."""
+"""The module that a port imports, and the context that records a call. NumPy comes first, because its context calls the
+function once before the recording."""
 
 
 def listen(
@@ -70,7 +70,7 @@ def listen_once(
     largest: float,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """Call a function that may modify its arguments, such as a cache; return its result and operations."""
+    """Record a call that may modify its arguments, such as a cache."""
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),
@@ -81,8 +81,7 @@ def listen_once(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """Add an installed package's lines to the stacks if the port's file only calls a model of this package. In this
-    case, a single line of the file runs most operations, through several lines of the package."""
+    """Add an installed package's lines to the stacks if a single line of the port's file runs most operations."""
     stack, count = next(iter(collections.Counter(each.stack for each in operations).most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {
         index: getattr(each.stack, "inside", ()) for index, each in enumerate(operations) if each.stack == stack

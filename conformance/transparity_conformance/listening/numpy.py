@@ -34,30 +34,28 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only copy, cast or rearrange their inputs. The record leaves out these functions if the input is a
-parameter."""
+"""Functions that only copy, cast or rearrange; the record leaves them out if they read a parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
 
 WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_along_axis", "putmask", "sort"])
-"""Functions that modify their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions whose `__name__` Python or NumPy defines, so that reading the name runs no code of the port."""
+"""Types of functions whose `__name__` runs no code of the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types that contain no array. The hooks skip values of these types early, to save time in Python loops."""
+"""Types without arrays, which the hooks skip to save time."""
 
 LONGEST_LIST = 256
-"""Lists with more elements are not searched for arrays, because they usually contain tokens."""
+"""Longer lists are not searched for arrays, because they usually contain tokens."""
 
 _active: list[_Listener] = []
 
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Run `call` to find the functions to rewrite, then record this thread's NumPy operations within the context."""
+    """Run `call` to find the functions to rewrite, then record this thread's operations within the context."""
     hooks = {
         expressions.VALUE: _value,
         expressions.OPERAND: _operand,
@@ -119,8 +117,6 @@ def _wrote(number: int, array: Any) -> None:
 
 
 class _Listener:
-    """A recorder of the arrays that the expressions of one thread compute."""
-
     def __init__(self, record: Record) -> None:
         self.record, self.thread = record, threading.get_ident()
         self.operands: dict[tuple[int, int], Any] = {}
@@ -146,7 +142,7 @@ class _Listener:
         self._add(name, _arrays(value), given)
 
     def wrote(self, frame: Any, site: expressions.Site, array: Any) -> None:
-        """Record the effect of an assignment: a modified array, or a new array under the same name."""
+        """Record a modified array, or a new array under the same name."""
         before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
         if not isinstance(array, np.ndarray):
             return
@@ -174,8 +170,7 @@ class _Listener:
                     record.settle(each, record.numbers)
             inputs = () if name in SHAPE_ALONE else record.origins(read)
             if inputs or name not in REARRANGEMENTS:
-                value = record.numbers(array)
-                record.put(place, record.add(f"numpy.{name}", value, inputs, record.sources.here()))
+                record.put(place, record.add(f"numpy.{name}", record.numbers(array), inputs, record.sources.here()))
 
     def _write(self, name: str, array: Any, inputs: Origins) -> None:
         record, place = self.record, _region(array)
@@ -185,7 +180,6 @@ class _Listener:
         return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
-        """Return whether a function has rewritten code, whose expressions report their values themselves."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -194,13 +188,13 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """Return a function's name, or "" for an object whose `__name__` may run code of the port."""
+    """Return a function's name, or "" if reading `__name__` may run code of the port."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 
 
 def _computes(function: Any, given: list[Any]) -> bool:
-    """Return whether a function computes its result instead of only looking up an existing array."""
+    """Return whether a function computes its result, and does not only look up an array."""
     if isinstance(function, BuiltinMethodType):
         owner = function.__self__
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):

@@ -28,9 +28,9 @@ class Source:
     line: int
     """The expression's first line, counted from 1."""
     code: str
-    """The text of the statement, escaped, shortened and joined to one line; empty if the file cannot be read."""
+    """The statement's text, escaped, shortened and joined to one line; empty if the file cannot be read."""
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The start and the end of the expression in `line`, in characters from 0; None if unknown."""
+    """The start and end of the expression in `line`, in characters from 0."""
 
     def is_at(self, other: Source | None) -> bool:
         """Return whether `other` is the same expression; `==` compares only lines."""
@@ -39,30 +39,25 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A value that a port computed, the inputs of the computation, and the lines of code that ran the computation."""
-
     name: str
     """The operation's name in the framework, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
     value: np.ndarray
-    """A copy of the result in float64. A complex result has an additional last axis (real, imaginary)."""
+    """A float64 copy of the result. A complex result has an additional last axis (real, imaginary)."""
     inputs: tuple[int, ...]
-    """The indices of the operations that computed this operation's inputs; parameters and tokens have no index."""
+    """The operations that computed the inputs; parameters and tokens have no index."""
     stack: tuple[Source, ...]
-    """The port's lines on the call stack, innermost first; empty if a thread of the framework ran the operation."""
+    """The port's lines, innermost first; empty if a thread of the framework ran the operation."""
     grows: bool = False
-    """Whether the value stacks the results of a loop, which have different lengths and are padded with zeros."""
+    """Whether the value stacks results of a loop that have different lengths, padded with zeros."""
 
     @property
     def source(self) -> Source | None:
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
-        """Return the line that probably passed wrong arguments to a function that several lines call.
-
-        `others` are operations with right results; only operations with the same name and innermost expression count.
-        Return the innermost line of this operation's stack that is on no stack of `others`. Without such a line, return
-        the innermost line at which the stacks of `others` differ, or else the operation's own line.
-        """
+        """Return the line that probably passed wrong arguments to a function that several lines call. `others` are
+        right operations with the same name and innermost expression. Return the innermost line that is on no stack of
+        `others`, or at which their stacks differ; otherwise, return the operation's own line."""
         same = (each for each in others if each.name == self.name and each.stack)
         alike = [each.stack for each in same if each.stack[0].is_at(self.source)]
         elsewhere = {line for stack in alike for line in stack}
@@ -73,7 +68,6 @@ class Operation:
 
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""The folder of `transparity_conformance`, whose frames never belong to the port."""
 
 STANDARD_LIBRARY = tuple(
     f"{folder}/"
@@ -82,29 +76,26 @@ STANDARD_LIBRARY = tuple(
 )
 INSTALLED = ("/site-packages/", "/dist-packages/")
 GENERATED = ("<frozen ", "<__array_function__")
-"""Prefixes of the file names that Python and NumPy give to code without a file."""
+"""Prefixes of the file names of generated code."""
 
 FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
-"""Packages that never contain the port, and whose frames are not reported."""
+"""Packages that never contain the port."""
 
 LONGEST_PATH = 4096
 
 
 def run(call: Callable[[], Any]) -> Any:
-    """Call a function. On the stack, the frame of `run` marks the start of the port's frames."""
+    """Call a function. The frame of `run` marks the start of the port's frames on the stack."""
     return call()
 
 
 class Lines(tuple[Source, ...]):
-    """The port's lines on a stack, innermost first. If the innermost line calls an installed package, `inside` contains
-    the lines of this package."""
+    """The port's lines, innermost first; `inside` has the lines of an installed package that the port calls."""
 
     inside: tuple[Source, ...] = ()
 
 
 class Sources:
-    """A cache of the source lines of frames in one run."""
-
     def __init__(self) -> None:
         # Each entry keeps its code object alive, so that Python does not reuse the object's id.
         self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}
@@ -113,9 +104,9 @@ class Sources:
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
-        """Return the port's lines among `places`, innermost first. Files of the standard library, of installed packages
-        and of this package do not belong to the port. If the stack contains only these files, the port is the outermost
-        installed package that is not a framework."""
+        """Return the port's lines, innermost first. Files of the standard library, of installed packages and of this
+        package do not belong to the port. If there are no other files, the port is the outermost installed package that
+        is not a framework."""
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
@@ -138,7 +129,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Convert columns from bytes to characters. The end is at most the end of the line."""
+    """Convert columns from bytes to characters, up to the end of the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -154,8 +145,7 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package of a file; None for files of Python or of this package, and "" for all other
-    files."""
+    """Return a file's installed package; None for Python and this package, "" for other files."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -167,7 +157,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line, or the head of a compound statement such as `for`."""
+    """Return the statement at a line, or the head of a compound statement, joined to one line."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -182,7 +172,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """Return the text of a statement. `ast.get_source_segment` would split the whole file for each statement."""
+    """Return a statement's text. `ast.get_source_segment` would split the whole file each time."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]
@@ -199,13 +189,12 @@ def _statements(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
 
 
 def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
-    """Call a function; return the port's functions that ran in this thread."""
     codes = _codes_of(call)
     return [each for each in _referrers(codes.values()) if type(each) is FunctionType and id(each.__code__) in codes]
 
 
 def _referrers(values: Iterable[Any]) -> list[Any]:
-    """Return the objects that refer to one of the values, including objects that `gc.freeze` has hidden."""
+    """Return the objects that refer to a value, including objects that `gc.freeze` has hidden."""
     if not gc.get_freeze_count():
         return gc.get_referrers(*values)
     gc.unfreeze()
@@ -216,7 +205,7 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code objects that a call runs, by id, because code objects may be equal."""
+    """Return the code objects of a call by id, because code objects may be equal."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

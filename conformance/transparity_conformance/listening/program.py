@@ -1,9 +1,5 @@
-"""Record a PyTorch call as a program: a list of steps that can run again with other values or with changed steps.
-
-The call is recorded in float64. Each cast to another float dtype becomes a cast to float64, so that nothing is rounded.
-Each tensor has an index. A tensor that a step modifies in place gets a new index. Another run of the program therefore
-does not overwrite the values of earlier runs.
-"""
+"""Record a PyTorch call in float64 as a program: steps that can run again with other values or changes. A tensor that a
+step modifies in place gets a new index, so that another run does not overwrite earlier values."""
 
 from __future__ import annotations
 
@@ -32,17 +28,15 @@ from transparity_conformance.listening.pytorch import (
 _SOURCES = Sources()
 
 Values = MutableMapping[int, Any]
-"""The values of a program, by index. A `ChainMap` stores only new values, and looks up all other values in an earlier
-mapping."""
+"""The values of a program. A `ChainMap` looks up unchanged values in an earlier run."""
 
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
-"""Operations that multiply matrices. The matrices are the last two operands."""
+"""Operations whose last two operands are multiplied as matrices."""
 
 Place = tuple[CodeType, int]
-"""A bytecode instruction: its code object, and its offset within the code."""
 
 Change = Callable[[Values], Any]
-"""A function that computes a new result of a step from the values of earlier steps."""
+"""A function that computes a step's new result from earlier values."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +52,14 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The indices of the results; for an in-place operation, the new indices of all tensors in the modified memory."""
+    """The results; for an in-place operation, the new indices of all tensors in the modified memory."""
     aliases: tuple[int, ...]
-    """For an in-place operation, the old indices of the tensors in the modified memory, in the order of `outputs`."""
+    """For an in-place operation, the old indices of the tensors in `outputs`."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
-    """A key for the step's position in the code. Layers that run the same code have the same key."""
+    """A key of the position in the code, which is equal in layers that run the same code."""
     places: tuple[Place, ...]
-    """The port's instructions on the stack, innermost first."""
     module: str
     """The path of the `nn.Module` whose `forward` ran the step."""
 
@@ -76,7 +69,7 @@ class Step:
 
     @functools.cached_property
     def line(self) -> Hashable:
-        """A key of the innermost instruction and the operation. All calls of a function give the same key."""
+        """A key of the innermost instruction and the operation, which is equal in all calls of a function."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
@@ -89,13 +82,13 @@ class Step:
 
     @property
     def output(self) -> int:
-        """The index of the first result, or of the tensor that is modified in place; -1 without a result."""
+        """The first result, or the tensor that is modified in place; -1 without a result."""
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
 
     def result(self, values: Values) -> Any:
-        """Return the first result, or the tensor that the step modifies in place. Do not modify `values`."""
+        """Return the first result, or the tensor modified in place, without modifying `values`."""
         now = ChainMap({}, values)
         self.run(now, None)
         return now[self.output]
@@ -112,7 +105,7 @@ class Step:
             values[index] = tensor
 
     def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
-        """Run an in-place operation on a copy of the memory, so that the old values do not change."""
+        """Run an in-place operation on a copy of the memory, so that old values do not change."""
         old = values[self.written]
         flat = old.new_empty(0).set_(old.untyped_storage()).clone()
         for alias, index in zip(self.aliases, self.outputs, strict=True):
@@ -125,18 +118,13 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """The steps of a recorded call, with all values."""
-
     steps: list[Step] = field(default_factory=list)
     given: Values = field(default_factory=dict)
     """The values that no step computes: parameters, buffers, inputs and constants."""
     names: dict[int, str] = field(default_factory=dict)
-    """The names of parameters, buffers and inputs."""
     parameters: frozenset[int] = frozenset()
     values: Values = field(default_factory=dict)
-    """All values of the recorded call by index, in float64."""
     answer: int = -1
-    """The index of the call's result."""
 
     def __post_init__(self) -> None:
         self.maker: dict[int, int] = {}
@@ -161,13 +149,7 @@ class Program:
     def run(
         self, changes: Mapping[int, Change] | None = None, given: Values | None = None, precision: Any = None
     ) -> Values:
-        """Run all steps, and return all values.
-
-        Args:
-            changes: a function that computes the new result of each changed step, by the number of the step.
-            given: tensors that replace some values of `self.given`, by index.
-            precision: the dtype in which the steps compute; None for float64.
-        """
+        """Run all steps in `precision` (by default float64), with `changes` of steps and other `given` tensors."""
         values = {**self.given, **(given or {})}
         if precision is not None:
             values = {i: each.to(precision) if each.is_floating_point() else each for i, each in values.items()}
@@ -179,16 +161,8 @@ class Program:
     def again(
         self, numbers: Collection[int], values: Values, changes: Mapping[int, Change]
     ) -> tuple[Values, Collection[int]]:
-        """Run the steps `numbers`, and all steps that depend on these steps.
-
-        Args:
-            numbers: the steps to run again.
-            values: the values of an earlier run; they are not modified.
-            changes: the changes of the earlier run, and the new changes.
-
-        Returns:
-            all values, and the indices of the values that this call computed.
-        """
+        """Run the steps `numbers`, and all steps that depend on them, without modifying `values` of an earlier run.
+        Return all values, and the indices of the values that this call computed."""
         now, again = dict(values), set[int]()
         with float64_defaults():
             for step in self.steps[min(numbers, default=len(self.steps)) :]:
@@ -200,13 +174,8 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Run the steps that depend on a changed step, in order; yield each step with the values computed so far.
-
-        Args:
-            number, made: the changed step's number, and the new result of this step.
-            values: the values of an earlier run; they are not modified.
-            changes: the changes of the earlier run.
-        """
+        """Run the steps that depend on the step `number`, whose new result is `made`. Yield each step with the values
+        so far, without modifying the earlier run's `values`."""
         first = self.steps[number]
         now = ChainMap({}, values)
         if isinstance(made, tuple | list):
@@ -223,7 +192,6 @@ class Program:
             yield step, now
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
-        """Run a step, or the change that replaces the step's result. Add the results to `values`."""
         self._put(step, values, changes, precision)
         if not getattr(step.func, "is_view", False):
             products = values[step.inputs[-2:][0]].shape[-1] if step.name in PRODUCTS else 0
@@ -244,13 +212,8 @@ class Program:
 
 
 def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:
-    """Record a call of a PyTorch module. All floating-point tensors, of the module and in `inputs`, must be in float64.
-
-    Args:
-        model: the module; its parameters and submodules name the program's values and steps.
-        inputs: the input tensors, by argument name.
-        call: a function that calls the module on the inputs, and returns the tensor to compare.
-    """
+    """Record `call`, which calls a float64 module on float64 `inputs` and returns the tensor to compare. Parameters and
+    submodules of `model` name the program's values and steps."""
     names = {id(value): name for name, value in inputs.items()}
     names |= {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
     modules = {id(module): name for name, module in model.named_modules()}
@@ -283,12 +246,10 @@ def decomposed() -> Iterator[None]:
 
 
 ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""The positional arguments of PyTorch's fused attention, in order."""
 
 
 def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a call of attention with both `is_causal` and `attn_mask` gets one mask. Fused kernels
-    accept both arguments, but the math backend does not."""
+    """Return a context in which `is_causal` and `attn_mask` become one mask, as the math backend requires."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -323,12 +284,11 @@ def modules_noted(recorder: Any) -> Iterator[None]:
 
 
 def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation in float64. Casts to other float dtypes become casts to float64."""
     return executed(func, _mapped(args, _exact), _mapped(kwargs, _exact) if kwargs else kwargs, None)
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision (None means float64). Replace float dtypes in the arguments by this precision."""
+    """Run an operation in a precision, with the arguments' float dtypes replaced; None means float64."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
@@ -351,7 +311,7 @@ def _is_uninitialised(func: Any) -> bool:
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
-    """Replace float dtypes in the arguments by the precision, and clip numbers to the precision's range."""
+    """Replace float dtypes by the precision, and clip numbers to the precision's range."""
     import torch
 
     is_exact = precision is None
@@ -372,15 +332,8 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
 
 
 class Recorder:
-    """A recorder that adds each PyTorch operation to a program.
-
-    Args:
-        names: the names of tensors, by `id`.
-        module_names: the paths of modules, by `id`.
-        files: the files whose lines are reported; all files if empty.
-        frames: yields the instructions that run an operation, innermost first; by default, the instructions on Python's
-            stack.
-    """
+    """Adds each PyTorch operation to a program. `names` and `module_names` map an `id` to a name. Only lines of `files`
+    are reported, if given. `frames` yields the instructions that run an operation, by default from Python's stack."""
 
     def __init__(
         self,
@@ -397,11 +350,9 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """The reported lines of each stack."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
-        """Record a call that returns the tensor to compare. `learned` contains the names of the parameters."""
         import torch
 
         program = self.program
@@ -412,7 +363,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return the index of a tensor. If no step computed the tensor, add it to `given`."""
+        """Return the index of a tensor. A tensor that no step computed becomes `given`."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -461,8 +412,7 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return a key of the operation's position in the code, and the lines to report. The key includes a count,
-        because an expression may run the same operation several times."""
+        """Return a key of the operation's position (an expression may repeat an operation), and the lines to report."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:
@@ -476,7 +426,7 @@ class Recorder:
 
 
 def _frames() -> Iterator[Place]:
-    """Yield the instructions on the stack, innermost first, that belong to the recorded call."""
+    """Yield the instructions of the recorded call, innermost first."""
     frame: Any = sys._getframe(4)
     while frame is not None and frame.f_code is not run.__code__:
         yield frame.f_code, frame.f_lasti
@@ -503,7 +453,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def filled(value: Any, values: Values) -> Any:
-    """Replace each `Ref` in a step's arguments by the tensor with this index."""
+    """Replace each `Ref` by its tensor."""
     kind = type(value)
     if kind is Ref:
         return values[value.index]

@@ -30,15 +30,14 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record, Region
 
 UNINITIALISED = ("aten.empty", "aten.new_empty")
-"""Prefixes of the names of operations that return uninitialized memory."""
+"""Prefixes of operations that return uninitialized memory."""
 
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
-"""A pattern of the operations that read only the shape of their input, such as `zeros_like`."""
+"""Operations that read only the shape of their input, such as `zeros_like`."""
 
 
 @contextlib.contextmanager
 def listening(record: Record) -> Iterator[None]:
-    """Record each PyTorch operation that this thread runs within the context."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -64,7 +63,6 @@ def without_fast_path() -> Iterator[None]:
 
 
 def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Any:
-    """Return a context in which PyTorch calls `run(func, args, kwargs)` for each operation."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
@@ -114,7 +112,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return the arguments of an operation by name, and the arguments that the operation modifies."""
+    """Return an operation's arguments by name, and the arguments that it modifies."""
     declared = func._schema.arguments
     given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     written = [
@@ -155,7 +153,7 @@ def _region(tensor: Any) -> Region | None:
 
 
 def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """Return a float64 copy; None for nested tensors, and for integers and bools unless `whole_numbers` is set."""
+    """Return a float64 copy; None for nested tensors, and for integers and bools without `whole_numbers`."""
     import torch
 
     if tensor.is_nested or not (whole_numbers or tensor.is_floating_point() or tensor.is_complex()):
@@ -167,12 +165,9 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 
 
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
-    """Record the scores and weights of fused attention in float64, and return the origins of the attention's output.
-
-    `attention.scores` are the scaled scores. `attention.biased_scores` exist only if an additive mask contains a
-    position bias. `attention.masked_scores` are −∞ where a Boolean mask hides a key. If all keys of a query are hidden,
-    its `attention.weights` are 0.
-    """
+    """Record the scores and weights of fused attention in float64; return the origins of its output.
+    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If all keys are hidden, `attention.weights` are
+    0."""
     import torch
 
     query, key, value = given["query"], given["key"], given["value"]
@@ -199,8 +194,8 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Find the position bias in an additive mask that also hides keys. The bias is a value from which the mask was
-    computed, and equals the mask where no key is hidden. Return the bias, and the index of its operation."""
+    """Return the position bias in a mask, and its operation. The bias is a value from which the mask was computed, and
+    equals the mask where no key is hidden."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]

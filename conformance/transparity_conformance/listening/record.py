@@ -12,42 +12,37 @@ import numpy as np
 from transparity_conformance.listening.operation import Operation, Source, Sources
 
 MOST_OPERATIONS = 2**18
-"""The largest number of operations in a record; later operations are left out."""
+"""The largest number of operations in a record."""
 
 Origins = tuple[int, ...]
-"""The indices of the operations that computed a value."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """The memory of an array."""
-
     owner: int
-    """An identifier of the memory, which is equal for an array and its views."""
+    """The memory's identifier, which an array and its views share."""
     geometry: Hashable
-    """The start, shape, strides and dtype. Arrays with the same owner and geometry have the same elements."""
+    """The start, shape, strides and dtype, which determine the elements."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The object that owns the memory. A reference keeps the object alive, so that Python does not reuse its id."""
+    """The object that owns the memory, which must stay alive so that Python does not reuse its id."""
 
 
 @dataclass
 class _Memory:
-    """The memory of one owner: the operations that computed each part, and the last operation that wrote into the
-    memory."""
+    """The operations that computed each part of a memory, and the last writer."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """An asynchronous write of data from other ranks. The record reads the data when an operation uses them."""
+    """An asynchronous write from other ranks, which the record reads when an operation uses the data."""
 
 
 class Record:
-    """The operations of a run. Integers and bools are left out unless `whole_numbers` is set. A value is also left out
-    if the record would exceed `largest` bytes. If an operation reads a value that is left out, the inputs of this value
-    become inputs of the operation."""
+    """The operations of a run. Values beyond `largest` bytes, and without `whole_numbers` integers and bools, are left
+    out. The inputs of such a value become inputs of the operations that read it."""
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
         self.whole_numbers = whole_numbers
@@ -69,12 +64,11 @@ class Record:
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether the record contains this array, and no later operation has modified its memory."""
+        """Return whether the record has this array, and no later operation has modified the array."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
     def origins(self, places: Iterable[Region]) -> Origins:
-        """Return the indices of the operations that computed the current contents of regions."""
         found: set[int] = set()
         for place in places:
             memory = self._memories.get(place.owner)
@@ -83,7 +77,7 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record an array that operations wrote in parts, with the name and the line of the last write."""
+        """Record an array that operations wrote in parts, with the last write's name and line."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -93,8 +87,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return a tuple of its index. If the value is left out, return the indices of its
-        inputs."""
+        """Record a value, and return its index as a tuple, or the inputs if the value is left out."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -110,19 +103,18 @@ class Record:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Store which operations modified an array. Forget other arrays in the same memory, which may have changed."""
+        """Store the operations that modified an array, and forget other arrays in the same memory."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None
 
     def await_write(self, place: Region, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
-        """Store that an asynchronous operation will write into an array after its call has returned."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
         memory.arriving = Operation(name, np.empty(0), inputs, stack)
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record data from other ranks that no operation has read, because the run may return these data."""
+        """Record data from other ranks that no operation has read, because the run may return them."""
         for place in self._awaited.values():
             self.settle(place, value)

@@ -1,7 +1,4 @@
-"""Convert a port's recorded values to the form of the reference, for a comparison.
-
-A port may loop over heads, rows or tokens, repeat heads, mask scores or preallocate buffers.
-"""
+"""Undo loops, repeated heads, masked scores and preallocated buffers in a port's recorded values."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
-    """Stack the iterations of each loop over heads, rows or tokens. Repeated code is a loop if the number of iterations
-    is the number of heads, rows or tokens of the probe. An iteration may read results of earlier iterations, for
-    example from a cache."""
+    """Stack the iterations of loops, which are code that runs once for each head, row or token of the probe."""
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
 
@@ -30,8 +25,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the results of each loop's iterations. `tokens` contains (batch, length) of each input, and `heads`
-    possible numbers of heads."""
+    """Stack the iterations of loops over `tokens` (batch and length of each input) or over numbers of `heads`."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -45,7 +39,6 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """Return one operation for each group of indices, with the inputs of all members. Drop operations in no group."""
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):
@@ -74,9 +67,7 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """Group the operations of a port that is called token by token: each group contains the same operation in all
-    calls. Operations that occur only in some calls, for example for a cache, are in no group. Return [] for other
-    ports."""
+    """If a port runs token by token, group the repetitions of each operation; otherwise return []."""
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
         begins = [index for index, each in enumerate(keys) if each == key]
@@ -96,7 +87,6 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of each operation in all iterations of its loop, or one index outside of loops."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -111,8 +101,8 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (length of the body, number of iterations) of the loop at `begin` with the shortest body, or (1, 1)
-    without a loop. A single repeated operation is no loop, because splitting an array also repeats an operation."""
+    """Return (length of the body, iterations) of the shortest loop at `begin`, or (1, 1) without a loop. A single
+    repeated operation is no loop, because splitting an array also repeats an operation."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -126,7 +116,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether iterations have equal shapes, and read only values before the loop or of earlier body steps."""
+    """Return whether iterations have equal shapes, and read only values of earlier steps or from before the loop."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -137,7 +127,7 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """If an axis has `heads` heads, which repeat `shared` heads, keep each head only once."""
+    """If an axis repeats `shared` heads up to `heads`, keep each head only once."""
     if shared == heads or not value.size or value.min() == value.max():  # repeating a constant has no effect
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
@@ -149,8 +139,7 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, with each masked score replaced by the score before the mask. If the port scales
-    the scores after the mask, or adds a position bias with the mask, the inserted scores are also scaled or biased."""
+    """Return scores, with each masked score replaced by the (possibly scaled or biased) score before the mask."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
@@ -161,7 +150,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """Remove the mask from scores to which the port adds a position bias only together with the mask."""
+    """Remove the mask from scores to which the port adds a position bias together with the mask."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)
@@ -175,7 +164,6 @@ def hides(scores: np.ndarray) -> np.ndarray:
 
 
 def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
-    """Return the index of the scores before the mask; None if the value has no masked scores."""
     value = operations[index].value
     hidden = hides(value)
     waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
@@ -192,8 +180,7 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
-    """Return the scores `before` plus the position bias that is added with the mask; None without a bias. The visible
-    scores of `index` determine which recorded value is the bias."""
+    """Return the scores `before` plus the bias that is added with the mask, as visible scores show."""
     value, scores = operations[index].value, operations[before].value
     seen = ~hides(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
@@ -217,8 +204,7 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Remove the unused positions of preallocated buffers. The last axis of attention weights has a buffer's length if
-    some keys have the weight 0 in every row. Cut each axis of this length whose unused positions are constant."""
+    """Remove the unused positions of preallocated buffers, whose keys have the weight 0 in every row."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0
@@ -232,7 +218,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return a mask of the keys with a positive weight in some row; None if the value is not attention weights."""
+    """Return a mask of the keys with a positive weight in some row; None if rows do not sum to 1."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return the nodes `ends` and their ancestors. The search stops at `known` nodes, which are not returned. `given`
-    returns the inputs of a node."""
+    """Return the nodes `ends` and their ancestors, without passing `known` nodes; `given` returns a node's inputs."""
     seen = set(ends)
     waiting = list(seen)
     while waiting:
@@ -22,7 +21,6 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes whose values reach no goal. Nodes are numbered in execution order."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):

@@ -26,8 +26,7 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """The index of each feature of the reference in the port; empty if the port stores the features in the same
-    order."""
+    """The index of each feature of the reference in the port; empty for the same order."""
 
     @property
     def is_in_order(self) -> bool:
@@ -70,7 +69,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether merging neighboring axes of `permuted` gives the shape `theirs`. Axes of size 1 do not count."""
+    """Return whether merging neighboring axes of `permuted` gives `theirs`, except for axes of size 1."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1
@@ -82,18 +81,18 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays count as the same activation if they agree in this share of the digits of the precision. Rounding changes
-fewer than half of the digits; unrelated values agree in almost no digits."""
+"""Two arrays count as the same activation if they agree in this share of the digits. Rounding changes fewer than half
+of the digits."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A value of the reference in the port: the index of an operation, and the layout of the operation's value."""
+    """An operation of the port that computes a value of the reference, in some layout."""
 
     index: int
     layout: Layout
     distance: float = 0.0
-    """The largest absolute difference, relative to the largest element of the reference's value."""
+    """The largest absolute difference, relative to the reference's largest element."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,6 @@ class Recorded:
     operations: Sequence[Operation]
     answer: np.ndarray
     heads: int = 1
-    """The number of heads into which a layout may split features."""
     dtype: str = "float32"
 
     @functools.cached_property
@@ -114,13 +112,12 @@ class Recorded:
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """The name and the source line of each operation, and `answer` at the end. Layers that run the same code have
-        equal keys."""
+        """The names and source lines of all operations, which are equal in layers that run the same code."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """The index of the last operation whose value equals the call's result, or () without an equal value."""
+        """The last operation whose value equals the call's result, or ()."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -138,8 +135,7 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """The fingerprint of each operation's value. Integers that are computed from fractions, such as indices of
-        experts, have no fingerprint, because they may be equal by chance."""
+        """The fingerprints of all values, except integers computed from fractions, which may be equal by chance."""
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -150,7 +146,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """For bfloat16 and float16: the recorded values that the dtype represents exactly."""
+        """The recorded values that bfloat16 or float16 represents exactly."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -175,47 +171,41 @@ class Recorded:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative difference of two values that count as the same activation."""
+        """The largest relative difference of two values of one activation."""
         return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
 
     def leads_to(self, index: int, later: int) -> bool:
-        """Return whether the value `later` depends on the value `index`, or is the same value."""
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """Return the sorted elements of a value, which do not depend on the order of axes."""
+        """Return the sorted elements, which do not depend on the order of axes."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
 
     def read(self, match: Match) -> np.ndarray:
-        """Return a matched value of the port, with axes in the reference's order."""
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements in any order. Arrays of 0 and one other number never
-        match."""
+        """Return whether two values have the same elements, with more than one nonzero number, in any order."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of values that have the elements of `ours` in any order. Yield none if no element is
-        finite."""
+        """Yield the `indices` of values with the elements of `ours`, some of which are finite, in any order."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
             yield from (index for index in alike if is_near(self.sketch(index), expected, allowed))
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
-        """Return whether two arrays with the same axes differ by at most the tolerance."""
         return _distance(found, expected, largest(expected)) <= self.tolerance
 
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after `after` that `may_be` accepts. A later match replaces an earlier match only if
-        it is less than half as far from `ours`."""
+        """Return the nearest match after `after`; a later match must be less than half as far from `ours`."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -228,7 +218,6 @@ class Recorded:
     def equal(
         self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
     ) -> dict[str, Match]:
-        """Return the nearest match of each named value; leave out values without a match."""
         nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
         return {name: match for name, match in nearest.items() if match}
 
@@ -246,7 +235,7 @@ class Recorded:
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether two arrays differ by at most `allowed`. Two equal infinities, or two NaNs, count as equal."""
+    """Return whether two arrays differ by at most `allowed`. Equal infinities, and two NaNs, count as equal."""
     if one.size and one.shape == other.shape:  # a quick test, because most unequal pairs differ in the middle
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):

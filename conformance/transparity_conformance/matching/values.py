@@ -15,8 +15,8 @@ HUGE = 1e30
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return the sorted elements of a value, which identify the value in any order of axes. All masked scores become
-    one number. Return None if the value has fewer than three different elements, as a mask does, or contains NaN."""
+    """Return the sorted elements; masked scores become one number. Return None for NaN or fewer than three different
+    elements, as in masks."""
     numbers = numbers_of(value)
     if numbers.size < 2:
         return None
@@ -50,8 +50,6 @@ def is_whole(value: np.ndarray) -> bool:
 
 
 class Known:
-    """Fingerprints by size, to find equal values quickly."""
-
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
         by_size: dict[int, dict[int, np.ndarray]] = {}
         for index, numbers in prints.items():
@@ -60,7 +58,7 @@ class Known:
         self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
     def equal_to(self, value: Any, share: float) -> list[int]:
-        """Return the indices of the fingerprints that differ from a value by at most `share` of its largest element."""
+        """Return the fingerprints that differ from a value by at most `share` of its largest element."""
         size = value.size if isinstance(value, np.ndarray) else value.numel() * (1 + value.is_complex())
         if size not in self._groups:
             return []
@@ -81,19 +79,17 @@ class Known:
 
 
 def plain(numbers: np.ndarray) -> np.ndarray:
-    """Replace all masked scores by one number, and all infinite numbers by another number."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
 
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
-    """Return the absolute difference of each pair of elements, or infinity if the shapes differ. The difference is 0
-    for two masked scores, for two NaNs, and where `kept` is false."""
+    """Return absolute differences: 0 for masked scores, NaNs and outside `kept`; infinity for other shapes."""
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
 
 def largest(numbers: np.ndarray) -> float:
-    """Return the largest absolute value, ignoring masked scores and infinities."""
+    """Return the largest absolute value, without masked scores and infinities."""
     plain = np.abs(numbers[(numbers > EXACT_MASK_BELOW) & (numbers < HUGE)])
     return float(plain.max()) if plain.size else 0.0
 

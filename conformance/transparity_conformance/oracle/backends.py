@@ -13,14 +13,14 @@ REFERENCE = "numpy"
 
 @functools.cache
 def named() -> dict[str, str]:
-    """Return the value of each backend's entry point, by backend name; the reference comes first."""
+    """Return each backend's entry point, the reference first."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
 
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return the backends whose framework is not installed, each with the import error; other errors propagate."""
+    """Return the import errors of backends whose framework is not installed."""
     missing = {}
     for name in named():
         try:
@@ -50,6 +50,6 @@ def harness(name: str) -> Harness | None:
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend computes in full float32 precision; no-op for a backend without a harness."""
+    """Return a context in which a backend computes in full float32 precision."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

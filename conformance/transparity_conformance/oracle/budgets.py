@@ -1,9 +1,5 @@
-"""Tolerances, which the code calls budgets: the largest error that rounding explains.
-
-A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × ulp. The ulp is the spacing of
-floating-point numbers near the largest expected value. The floor matters only if a computation is so short that the
-reference makes no error. The attribute `provenance` says how a constant was measured.
-"""
+"""Tolerances (budgets): `factor` × the reference's own error, plus `floor` × ulp of the largest expected value. The
+floor matters only if a computation is so short that the reference makes no error."""
 
 from __future__ import annotations
 
@@ -19,8 +15,6 @@ from transparity_conformance.storage.mapped import Mapped
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The constants from which the tolerances in one precision are computed."""
-
     factor: float
     floor: float
     provenance: str
@@ -31,8 +25,6 @@ class BudgetRule:
 
 
 class Threshold(float):
-    """A number, and how it was measured."""
-
     provenance: str
 
     def __new__(cls, value: float, provenance: str) -> Threshold:
@@ -42,8 +34,6 @@ class Threshold(float):
 
 
 class Count(int):
-    """A whole number, and how it was measured."""
-
     provenance: str
 
     def __new__(cls, value: int, provenance: str) -> Count:
@@ -57,7 +47,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
     "fitted to the float32 results, the width computed from the factor has a relative error of at most 1.8e-5",
 )
-"""Reports round the width of a fitted scale 1/√width to an integer at most this relative distance away."""
+"""The largest relative error of an integer width for which reports write a fitted scale as 1/√width."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate, which permutes the terms of every sum. At 15,253 "
@@ -78,30 +68,23 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The number of points at which the reference's error is measured. Each point after point 0 changes the weights
-slightly. At a single point, the error may be small by chance."""
+"""The number of points at which the reference's error is measured; a single error may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The number of points for the probe `hot`, in which one key gets most of the attention weight.
-
-In `hot`, a few elements determine the error, so errors vary more than in other probes. In `hot` with 144 models (12
-sets of weights for each preset), a right program's error was up to 4.5 times the error measured at three points. With
-8, 16 and 32 points, this ratio was at most 4.3, 2.3 and 1.7.
-"""
+"""The number of points for the probe `hot`, in which a few elements determine the error. With 144 models, a right
+program's error was up to 4.5 times the error at three points. With 8, 16 and 32 points, this ratio was at most 4.3, 2.3
+and 1.7."""
 
 NEIGHBOURS_OF_RECURRENT = 8
-"""The number of points for a model with a recurrence.
-
-If the state's output for a token is near zero, the following norm enlarges the error. In 40 recurrent models, a right
-program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, this ratio was at most
-4.7, 1.2 and 1.0.
-"""
+"""The number of points for a model with a recurrence. The norm after a state's output near zero enlarges the error. In
+40 recurrent models, a right program's error was up to 3.4 times the error at three points. With 1, 8 and 16 points,
+this ratio was at most 4.7, 1.2 and 1.0."""
 
 NEIGHBOURS_OF_DRAWN = 8
 """The number of points for a randomly drawn configuration, whose errors vary because it has few features."""
 
 POSITIONS_OF_DRAWN = 64
-"""The smallest number of positions × points for a drawn configuration; shorter sequences get more points."""
+"""The smallest number of positions × points; shorter sequences get more points."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
@@ -111,7 +94,7 @@ def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
 
 @functools.cache
 def epsilon(dtype: str) -> float:
-    """Return the distance from 1 to the next larger number in `dtype`."""
+    """Return the distance from 1 to the next larger number."""
     import ml_dtypes  # a late import, so that the command line starts faster
 
     return float(ml_dtypes.finfo(dtype).eps)
@@ -124,7 +107,7 @@ def _bfloat16() -> Any:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`. Results in half precision have the dtype float32, in which NumPy can compute."""
+    """Round to `dtype`. Results in half precision have the dtype float32, in which NumPy can compute."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":
@@ -136,7 +119,7 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
-    """Round `value` to float32, bfloat16, float16 or TF32 (10 bits after the point); the result keeps its dtype."""
+    """Round to float32, bfloat16, float16 or TF32 (10 bits after the point), without changing the dtype."""
     if isinstance(value, Mapped):
         in_file: Any = value.changed(functools.partial(rounded_to, kind=kind))
         return in_file

@@ -1,11 +1,6 @@
-"""Measure the constants in `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`.
-
-The exit code is 1 if a constant is smaller than its measurement.
-
-A right program may sum in another order than the reference, and a tolerance must cover the resulting error. To measure
-this error, the reference runs on arrays that permute the terms of every sum, which does not change the exact results.
-Backends are not measured, because a backend must not determine its own tolerance.
-"""
+"""Measure the constants in `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`. The
+reference runs on arrays that permute the terms of every sum, as another right program may do. Backends are not
+measured, because a backend must not determine its own tolerance."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ from transparity_numpy.transformer import transformer
 
 
 class Permuted(np.ndarray[Any, np.dtype[Any]]):
-    """An array whose sums and matrix products add terms in another order. Operations return arrays of this class."""
+    """An array whose sums and matrix products add terms in another order."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         given = [_plain(each) for each in inputs]
@@ -59,10 +54,7 @@ def _order(terms: int) -> np.ndarray:
 
 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
-    """Return each activation, computed in `dtype` with permuted sums.
-
-    In float16, NumPy rounds each sum and product, but hardware sums in a wider precision. NumPy has no bfloat16.
-    """
+    """Return each activation in `dtype`, with permuted sums."""
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)
     cast: Arrays = {name: value.astype(dtype).view(Permuted) for name, value in parameters.items()}
@@ -73,11 +65,9 @@ def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dty
 
 @dataclass(frozen=True)
 class Sample:
-    """The error of the reference with permuted sums, at one activation."""
-
     error: float
     noise: float
-    """The reference's own error at this activation, as the oracle measures it."""
+    """The reference's own error, as the oracle measures it."""
     ulp: float
     """The spacing of floating-point numbers near the largest expected value."""
 
@@ -140,7 +130,6 @@ class CalibratedConstant:
     dtype: str
     constant: float
     values: np.ndarray
-    """A measurement for each tap."""
     share: float = 1.0
     """The share of the measurements that the constant must cover."""
 
@@ -153,11 +142,9 @@ class CalibratedConstant:
 
 
 def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
-    """Return the measurements of the factor and of the floor in one precision.
-
-    The floor is measured at activations where the reference makes no error. In float16, the factor must cover only 99 %
-    of the measurements. In the other 1 %, a variance underflows, because NumPy rounds every sum to float16.
-    """
+    """Return the measurements of the factor and of the floor, which is measured where the reference makes no error. In
+    float16, the factor must cover only 99 %: in the other 1 %, a variance underflows, because NumPy rounds every
+    sum."""
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
     factor = CalibratedConstant("factor", dtype, rule.factor, over, 0.99 if dtype == "float16" else 1.0)
@@ -175,7 +162,6 @@ def as_table(measured: Sequence[CalibratedConstant]) -> Table:
 
 
 def main() -> int:
-    """Measure every constant, print a table, and return 1 if a constant is smaller than its measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--drawn", type=int, default=300, help="number of drawn configurations")
     parser.add_argument("--seeds", type=int, default=3, help="number of random sets of weights per probe")

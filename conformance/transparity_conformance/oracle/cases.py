@@ -1,10 +1,6 @@
-"""Cases (small configurations of model families with parts that no preset has), and inputs of real text.
-
-A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no two
-axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row that `like` names, and
-lists only the fields that differ. A single stack reads a passage, with one token per character. An encoder-decoder
-reads pairs of sentences, with one token per word.
-"""
+"""Cases (small configurations of model families with parts that no preset has), and inputs of real text. All sizes of a
+case differ, so that no two axes can be confused. A row of `cases.json` with `like` lists only the fields that differ
+from the row of this name."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""The rows of `cases.json` that are not cases, but that other rows copy by `like`."""
+"""Rows of `cases.json` that are no cases, but that other rows copy by `like`."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
-"""The cases that cannot read the text: models of images or audio, and CLIP's text tower, which needs an end token."""
+"""Models of images or audio, and CLIP's text tower, which needs an end token."""
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -31,7 +27,6 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 MODELS = {name: TransformerConfig.from_dict(_fields(name)) for name in _ROWS if name not in _BASES}
-"""All cases, including models that do not read tokens."""
 
 CASES = {name: config for name, config in MODELS.items() if name not in _NO_TEXT}
 
@@ -58,11 +53,11 @@ PAIRS = (
 )
 
 SPECIAL_TOKENS = 3
-"""The number of special tokens: padding is 0, `<bos>` is 1, and `<eos>` is 2."""
+"""Padding is 0, `<bos>` is 1, and `<eos>` is 2."""
 
 
 def passage_tokens(vocab_size: int) -> np.ndarray:
-    """Return the passage as tokens, one per character. For a small vocabulary, leave out the rarest characters."""
+    """Return the passage as tokens, one per character, without the rarest characters for a small vocabulary."""
     text = PASSAGE.lower()
     frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
     ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}
@@ -70,10 +65,8 @@ def passage_tokens(vocab_size: int) -> np.ndarray:
 
 
 def pair_tokens(side: int) -> list[list[int]]:
-    """Return the sentences of one side (0 for the source, 1 for the target) as tokens, one per word.
-
-    A target starts with `<bos>`, and a source ends with `<eos>`.
-    """
+    """Return the sentences of one side (0: source, 1: target) as tokens, one per word. A target starts with `<bos>`,
+    and a source ends with `<eos>`."""
     words: dict[str, int] = {}
     sentences = [pair[side].lower().split() for pair in PAIRS]
     for word in (word for sentence in sentences for word in sentence):
@@ -83,8 +76,7 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Return eight rows of text with the given lengths. Each row of a single stack has the next `source` tokens of the
-    passage. An encoder-decoder gets the pairs of sentences, cut or padded."""
+    """Return eight rows of text: parts of the passage or, for an encoder-decoder, pairs of sentences."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}

@@ -11,23 +11,18 @@ from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
 BYTES_OF_A_PARAMETER = 32
-"""The bytes per parameter. In a check of the NumPy column, 7.7 million additional parameters took 254 MB."""
+"""In a check of the NumPy column, 7.7 million additional parameters took 254 MB."""
 
 BYTES_OF_AN_ACTIVATION = 40
-"""The bytes per element of an activation. In a check of the NumPy column, 4.3 million additional logits took 172 MB."""
+"""In a check of the NumPy column, 4.3 million additional logits took 172 MB."""
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4
-"""The bytes per cached float32 feature: 4 in the reference's cache, and 4 in the port's cache."""
+"""Float32 in the reference's cache and in the port's cache."""
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
-    """Raise `ConfigError` if a lower bound of the memory for a check of `config` exceeds the available memory.
-
-    Args:
-        config: The configuration of the probes.
-        lengths: The number of tokens in each input, by name.
-    """
+    """Raise `ConfigError` if a check needs more than the available memory. `lengths` has each input's tokens."""
     parameters = sum(map(math.prod, parameter_shapes(config).values()))
     taps = tap_shapes(config, batch, **{name: lengths[name] for name in config.input_names})
     activations = sum(map(math.prod, taps.values()))

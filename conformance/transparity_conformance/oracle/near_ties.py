@@ -1,9 +1,5 @@
-"""Near-ties of a router: choices of experts that rounding may change.
-
-The choice of experts is the only discontinuous part of a model. If two experts have almost equal scores, rounding may
-change which expert is chosen. Both choices are right, but all later values differ by far more than rounding. The oracle
-therefore measures rounding with fixed choices. `oracle.undetermined` finds the values that depend on a near-tie.
-"""
+"""Near-ties of a router: experts with almost equal scores, whose choice rounding may change. Both choices are right,
+but all later values differ by far more than rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from transparity_numpy.experts import SCORES
 
 Arrays = Mapping[str, np.ndarray]
 Budget = Callable[[str], float]
-"""A function (name of an activation) → the largest difference that rounding explains."""
+"""A function of an activation's name that returns the largest error of rounding."""
 
 
 def is_choice(tap: str) -> bool:
@@ -25,7 +21,7 @@ def is_choice(tap: str) -> bool:
 
 
 def is_of_router(tap: str) -> bool:
-    """Return whether an activation is a router's choice, or the logits that determine the choice."""
+    """Return whether an activation is a router's choice or logits."""
     return tap.endswith((f".{ROUTER_CHOSEN}", ".router_logits"))
 
 
@@ -34,12 +30,7 @@ def has_router(config: TransformerConfig) -> bool:
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """Return a mask for the choice of each router with a near-tie: True for experts in the near-tie.
-
-    Args:
-        parameters: The parameters in float64.
-        taps: The activations of a forward pass in float64.
-    """
+    """Return a mask for the choice of each router with a near-tie: True for experts in the near-tie."""
     found: dict[str, np.ndarray] = {}
     for tap in filter(is_choice, taps):
         stack, _, layer = tap.split(".")[:3]
@@ -54,10 +45,7 @@ def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budge
 def _tied(
     config: TransformerConfig, logits: np.ndarray, correction: np.ndarray | None, chosen: np.ndarray, margin: float
 ) -> np.ndarray:
-    """Return a mask (batch, length, experts) of the experts in a near-tie.
-
-    `margin` is twice the tolerance of the logits; scores have smaller errors than logits.
-    """
+    """Return a mask of the experts in a near-tie. `margin` is twice the tolerance of the logits."""
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
     scores = SCORES[config.router_scores](logits) + (0 if correction is None else correction)
@@ -72,8 +60,8 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return a mask of the experts in a near-tie. The mask contains chosen experts at most `margin` above the best
-    unchosen score, and unchosen experts at most `margin` below the worst chosen score."""
+    """Return a mask of chosen experts at most `margin` above the best unchosen score. The mask also has unchosen
+    experts at most `margin` below the worst chosen score."""
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)

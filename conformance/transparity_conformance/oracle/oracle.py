@@ -23,22 +23,17 @@ from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
-"""A computation on named arrays that passes each named result to a tap function."""
+"""A computation that passes each named result to a tap function."""
 Room = Callable[[], MutableMapping[str, np.ndarray]]
-"""A function that creates an empty mapping for results, in memory or on disk."""
+"""A function that creates an empty mapping, in memory or on disk."""
 
 
 class Oracle:
-    """The results of a computation in float64, and the tolerance of each result in any precision.
-
-    The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At each other point, all
-    numbers are multiplied by random factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. The computation at a point imitates another
-    right program (`variants`), and is compared with the result in float64 at the same point. Half precisions are
-    computed in float32 and rounded at every activation, because hardware sums in float32. The error in float64 is the
-    error in float32, scaled by the ratio of their epsilons.
-
-    `watch` is called with the name of each result. `room` creates the mapping for the results.
-    """
+    """The results of a computation in float64, and the tolerance of each result in any precision. Errors are measured
+    at a few points: at point 0, the arrays are unchanged; at others, factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰ multiply
+    them. Each point imitates another right program (`variants`). Half precisions are computed in float32 and rounded at
+    every activation, because hardware sums in float32. `watch` gets the name of each result, and `room` creates a
+    mapping for results."""
 
     def __init__(
         self,
@@ -52,26 +47,22 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """JSON settings and arrays that, together with `arrays`, determine the results; None if the results also depend
-        on other data."""
+        """JSON settings and arrays that, with `arrays`, determine the results; None if other data matter."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
-        """Return all results in float64. Results that are not in `kept` have the right shape, but contain only NaN."""
+        """Return all results in float64. Results outside `kept` contain only NaN."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
-        """Return the largest difference from `expected[name]` that rounding in `dtype` explains.
-
-        If weights and activations have different precisions, `dtype` names both, as in `float32:bfloat16`.
-        """
+        """Return the largest difference from `expected[name]` that rounding in `dtype` explains. `float32:bfloat16`
+        names the precisions of weights and of activations."""
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return the tolerance of a result from as few points as necessary. Each further point can only raise the
-        tolerance, so the measurement stops as soon as the tolerance covers `error`."""
+        """Return a tolerance from as few points as necessary to cover `error`; further points only raise it."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
@@ -92,10 +83,7 @@ class Oracle:
 
     @functools.cached_property
     def identity(self) -> str | None:
-        """Return a hash of everything that determines the results, for the cache on disk.
-
-        Return None for large models, for parameters in files, or if the results also depend on other data.
-        """
+        """Return a hash of everything that determines the results; None for large models and parameters in files."""
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
@@ -106,7 +94,7 @@ class Oracle:
         return digest(json.dumps([*given, *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
-        """Return the reference's error in `dtype` at the point `index`, for each element of a result."""
+        """Return the reference's error in `dtype` at the point `index`, for each element."""
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
@@ -154,12 +142,8 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the point `index`. Round each result, pass the rounded result to `receive`, and use it
-        in later operations.
-
-        `choices` contains the experts that routers must choose, because another choice would change later results by
-        more than rounding.
-        """
+        """Compute in `dtype` at a point, and pass each rounded result to `receive`. `choices` are the routers' experts,
+        because another choice would change results by more than rounding."""
         given, _, computed = dtype.partition(":")
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -175,7 +159,7 @@ class Oracle:
 
 
 def _scaled(noise: Mapping[str, float], dtype: str) -> dict[str, float]:
-    """Convert errors in float32 to errors in float64; leave errors in other precisions unchanged."""
+    """Convert errors in float32 to errors in float64, if `dtype` is float64."""
     ratio = epsilon("float64") / epsilon("float32") if dtype == "float64" else 1.0
     return {name: error * ratio for name, error in noise.items()}
 
@@ -194,7 +178,6 @@ def forward_oracle(
     kept: Collection[str] | None = None,
     room: Room = dict,
 ) -> Oracle:
-    """Return the oracle of a forward pass, with all activations or only those in `kept`."""
     tokens: dict[str, Any] = dict(inputs)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -206,7 +189,7 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """Return the slightly changed arrays of the point `index`, in float32; at point 0, the arrays themselves."""
+    """Return slightly changed arrays in float32; at point 0, the arrays themselves."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
@@ -221,7 +204,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors from the block's bits, so that each read gives the same result."""
+    """Perturb a block by factors from its bits, so that each read gives the same result."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place, because these lines take most of the time needed to read a matrix.
@@ -232,7 +215,7 @@ def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
 
 
 def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
-    """Return the oracle of a function of the reference, with results `result`, or `result.0`, `result.1`, …."""
+    """Return the oracle of a function, with results `result`, or `result.0`, `result.1`, …."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
@@ -244,7 +227,6 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
 
 def each(results: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the results of a function with their names in `function_oracle`."""
     if isinstance(results, tuple):
         yield from ((f"result.{index}", value) for index, value in enumerate(results))
     else:

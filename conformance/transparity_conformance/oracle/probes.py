@@ -1,9 +1,5 @@
-"""Probes: models with weights and inputs that reveal faults. With usual initial weights and short prompts, most faults
-have no visible effect.
-
-The weights are drawn so that attention scores have a standard deviation of about 2. Biases are not 0, and gains are
-around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row of a batch reveals other kinds
-of faults (`ROWS`)."""
+"""Probes: models with weights and inputs that reveal faults, which usual initial weights and short prompts hide. All
+sizes of the inputs differ, so that no two axes can be confused."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ WEIGHT_SPREAD = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A configuration with weights and inputs, on which the checker compares a port with the reference."""
+    """A configuration with weights and inputs, on which a port is compared with the reference."""
 
     case: str
     name: str
@@ -48,9 +44,9 @@ class Probe:
     parameters: Arrays
     inputs: Arrays
     kept: frozenset[str] | None = field(default=None, kw_only=True)
-    """The activations whose values the oracle keeps; None for all."""
+    """The activations that the oracle keeps; None for all."""
     visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
-    """A cache for `reach.features`: whether each change of a field changes the reference's results."""
+    """A cache for `reach.features`: whether each change of a field changes the results."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -62,12 +58,10 @@ class Probe:
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     def budget(self, dtype: str) -> float:
-        """Return the tolerance of the logits: the largest difference that rounding explains."""
         return self.oracle.budget("logits", dtype)
 
     @property
     def is_large(self) -> bool:
-        """Whether each forward pass takes long, because the model has many parameters."""
         return is_large(self.parameters)
 
     @property
@@ -76,7 +70,7 @@ class Probe:
 
     @property
     def room(self) -> Room:
-        """The class of the mapping that stores activations: on disk for a large model, otherwise in memory."""
+        """The mapping for activations: on disk for a large model."""
         return OnDisk if self.is_large else dict
 
     @property
@@ -90,7 +84,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the probe with one row: the first row that contains padding, or row 0 if no row contains padding."""
+    """Return the probe with its first row that contains padding, or row 0."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -99,8 +93,8 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a copy of a large model's probe. The oracle of the copy keeps only the activations `shown`, and calls
-    `progress` after each layer. Return other probes unchanged."""
+    """Return a copy of a large model's probe, whose oracle keeps only the activations `shown`, and reports each layer.
+    Return other probes unchanged."""
     if not probe.is_large:
         return probe
     lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
@@ -118,7 +112,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return the probe with the tokens of each row rotated, except the first row and the first token of each row."""
+    """Rotate the tokens of each row, except the first row and each first token."""
     inputs, purpose = dict(probe.inputs), "the inputs of another probe in another order"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -131,24 +125,20 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states. Part of a state remains after all tokens of a probe."""
+"""The median decay rate; part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases for odd seeds. Near 7, bfloat16 is so coarse that biases become equal."""
+"""The offset of a router's correction biases for odd seeds: near 7, bfloat16 makes biases equal."""
 
 HOT_SPREAD = 40.0
-"""The standard deviation of scores in the probe `hot`, whose exponentials overflow in float32."""
+"""The standard deviation of scores in `hot`, whose exponentials overflow in float32."""
 
 
 def probe_parameters(
     config: TransformerConfig, seed: int = 0, embedding: float = 1.0, spread: float = SCORE_SPREAD
 ) -> Arrays:
-    """Draw float32 weights that reveal faults.
-
-    Args:
-        embedding: The standard deviation of token and position embeddings. A number below 1 also scales biases.
-        spread: The standard deviation of attention scores.
-    """
+    """Draw float32 weights that reveal faults. `embedding` is the standard deviation of embeddings; below 1, it also
+    scales biases. `spread` is the standard deviation of attention scores."""
     random = np.random.default_rng(seed)
     parameters = {}
     for name, shape in parameter_shapes(config).items():
@@ -186,9 +176,8 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """Return the factor for a parameter's random numbers. The factors of queries and keys give scores the standard
-    deviation `spread`. If the configuration has a `gate_limit`, some values of the gate and up projections exceed this
-    limit."""
+    """Return the factor of a parameter's random numbers. Scores get the standard deviation `spread`, and some gate and
+    up projections exceed a `gate_limit`."""
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
     if config.gate_limit is not None and name.endswith("down.weight"):
@@ -199,7 +188,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """Scale the gain of a norm of queries or keys, so that scores have the standard deviation `spread`."""
+    """Scale the gain of a query or key norm, so that scores have the standard deviation `spread`."""
     offset = float(config.norm_gain != "weight")
     return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 
@@ -217,11 +206,7 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """Return a batch with one row for each entry of `ROWS`. In a target, the second and fourth row are swapped.
-
-    The input `tokens` of a single stack has the length `source`. Images come from `pixel_inputs`, and audio comes from
-    `frame_inputs`.
-    """
+    """Return a batch with one row for each entry of `ROWS`; in a target, the second and fourth row are swapped."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, BATCH, seed)}
     random = np.random.default_rng(seed)
@@ -253,7 +238,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images. The second image is the transpose of the first, and the third has only one color."""
+    """Draw random images. The second is the transpose of the first; the third has one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -262,7 +247,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. Spectrogram 1 reverses the frames of spectrogram 0; spectrogram 2 ends with silence."""
+    """Draw random spectrograms. The second reverses the frames of the first; the third ends with silence."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -271,7 +256,7 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """Return a copy of an input in the dtype that ports get, which is int64 for tokens, masks and token types."""
+    """Return a copy in the dtype that ports get: int64 for tokens, masks and token types."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 
@@ -281,10 +266,8 @@ def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> 
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """Return an attention mask and token types, if the model reads them.
-
-    The mask hides padding, and one other token in the first row. In the fourth row, the mask hides nothing.
-    """
+    """Return an attention mask and token types, if the model reads them. The mask hides padding and, in the first row,
+    one other token; in the fourth row, nothing."""
     tokens = inputs[config.input_names[0]]
     further = {}
     if "attention_mask" in config.further_inputs:
@@ -298,14 +281,14 @@ def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.
 
 
 TEXT_TOKENS = 31
-"""The size of the smallest vocabulary that can encode the text."""
+"""The smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""A checkpoint with at least this number of parameters is called on one probe, because each call takes very long."""
+"""A checkpoint with at least this number of parameters is called on one probe."""
 
 
 LONGEST = 256
-"""The largest length of a probe, because the memory of attention weights grows with the square of the length."""
+"""The largest length of a probe; the memory of attention weights grows with its square."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:
@@ -321,12 +304,12 @@ def _text(config: TransformerConfig, source: int, target: int, rows: int | None 
 
 
 def is_large(parameters: Arrays) -> bool:
-    """Return whether a model is called on only some probes, because each call takes long."""
+    """Return whether a model is called on only some probes."""
     return sum(value.size for value in parameters.values()) >= LARGE
 
 
 def is_huge(parameters: Arrays) -> bool:
-    """Return whether a checkpoint is called on only one probe, because each call takes very long."""
+    """Return whether a checkpoint is called on only one probe."""
     return sum(value.size for value in parameters.values()) >= HUGE
 
 
@@ -336,7 +319,6 @@ def probes(case: str) -> dict[str, Probe]:
 
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
-    """Return the probes of a configuration by name; a large model gets only some probes."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
     check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)
@@ -356,8 +338,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         if longest <= LONGEST and not config.reads_pixels:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if can_read_text(config):
-            text = _text(config, source, target)
-            made.insert(1, ("text", "real text", config, ordinary, text))
+            made.insert(1, ("text", "real text", config, ordinary, _text(config, source, target)))
         square, purpose = other_sizes(config)[0], "square weights, which also fit if transposed"
         made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
     return {
@@ -367,11 +348,8 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig, ranks: int = 2) -> list[TransformerConfig]:
-    """Return copies of the configuration with other sizes, which are multiples of `ranks`. The first copy has only
-    square weights.
-
-    Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
-    """
+    """Return copies with other sizes, multiples of `ranks`, the first with only square weights. Ports may fix a ratio
+    of sizes, such as the feed-forward's width to the model's width."""
     count, width = 2 * ranks, 8 * ranks
     # With one head, both keys of this dict are 1, and the value None applies.
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
@@ -395,7 +373,6 @@ def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
-    """Yield copies of the probe with the same inputs and with models of other sizes."""
     for sizes in other_sizes(config):
         if sizes not in (probe.config, config):
             parameters = probe_parameters(sizes, 5)
@@ -403,7 +380,7 @@ def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
 
 
 def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str) -> list[str]:
-    """Return a line for each missing probe of a configuration, with the reason."""
+    """Return a line for each missing probe, with the reason."""
     longest = f"max_length is {config.max_length}; long calls compare only the logits"
     reasons = {
         "text": "the model is large" if "square" not in made else f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
@@ -416,11 +393,11 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""The number of text tokens for a checkpoint. Faults of windows, angles and distances show only in long texts."""
+"""The text tokens for a checkpoint; faults of windows, angles and distances show only in long texts."""
 
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
-    """Return the probes of a model with given parameters, such as a checkpoint, by name."""
+    """Return the probes of a model with given parameters, such as a checkpoint."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "a batch of different rows", mixed_inputs(config, 0, source, target))]
     if can_read_text(config) and not is_huge(parameters):
@@ -433,11 +410,8 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
-
-    If a token sees only padding, all keys have equal weights, so the result depends on the number of keys. With a
-    cache, there are fewer keys, because a cache contains no later keys.
-    """
+    """Return a mask (batch, length) of the decoder's tokens that see a token other than padding. Other tokens weight
+    all keys equally, so their results depend on the number of keys, which a cache reduces."""
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
     seen = target_mask(positions, visible, config.decoder_mask)

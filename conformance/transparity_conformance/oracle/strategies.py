@@ -28,7 +28,7 @@ HELD_BY = {
     "generation.stops_at_end_token": ("eos_id",),
 }
 NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
-"""The fields that random configurations do not vary, each with the name of the claim that checks the field."""
+"""Fields that random configurations do not vary, with the claim that checks each."""
 
 SIZES = {
     "max_length": st.integers(1, 5),
@@ -57,20 +57,20 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""Conditions under which a field is drawn. If the condition does not hold, the field keeps its default."""
+"""Conditions under which a field is drawn; otherwise, the field keeps its default."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
-"""The fields that make layers differ; they are drawn last."""
+"""Fields that make layers differ, drawn last."""
 
 OF_LONGROPE = ("rotary_short_factors", "rotary_long_factors")
-"""The fields with one factor per rotary angle; they are drawn once the number of angles is known."""
+"""Fields with one factor per rotary angle, drawn when the number of angles is known."""
 
 OF_HEADS = ("num_key_value_heads", "attention_head_dim")
-"""The fields that are drawn together with `projection`."""
+"""Fields drawn together with `projection`."""
 
 
 def choice(name: str) -> st.SearchStrategy[Any]:
-    """Draw a value of a field: one of its choices, or of the values in its definition, simplest first."""
+    """Draw a value of a field, the simplest first."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     if tried := field.metadata.get("tried"):
         return st.sampled_from(tried)
@@ -84,7 +84,7 @@ def choice(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Draw a small valid configuration. The simplest configuration has one head, one feature per head and no layers."""
+    """Draw a small valid configuration; the simplest has one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1

@@ -1,10 +1,6 @@
-"""Find undetermined values, which depend on a convention for queries that see no key, or on a near-tie of a router.
-
-If a mask hides all keys from a query, no paper specifies the result. The reference weights all keys equally, fused
-kernels return zeros, and an additive mask keeps the differences of the scores. The checker must accept all three
-conventions. To find the values that depend on the convention, the reference runs with two other conventions. To find
-the values that depend on a near-tie (`oracle.near_ties`), the reference runs with the other choice of experts.
-"""
+"""Find values that depend on a convention for queries that see no key, or on a near-tie of a router. The reference
+weights all hidden keys equally, fused kernels return zeros, and an additive mask keeps the differences of scores. The
+checker accepts all three conventions."""
 
 from __future__ import annotations
 
@@ -27,23 +23,21 @@ from transparity_numpy.positions.in_attention import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""A function from the reference's attention weights to the weights of queries that see no key."""
+"""The reference's attention weights → weights of queries that see no key."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
-    """Return a mask for each activation: True where a value depends on a near-tie, or on a query without visible keys.
-
-    `dtype` is the precision whose rounding may swap experts. Activations without undetermined values are left out.
-    """
+    """Return masks: True where a value depends on a near-tie, or on a query without visible keys. `dtype` is the
+    precision whose rounding may swap experts."""
     free, tied = hidden_positions(probe), tied_positions(probe, dtype)
     return {tap: np.logical_or(free.get(tap, False), tied.get(tap, False)) for tap in {**free, **tied}}
 
 
 def hidden_positions(probe: Probe) -> Arrays:
-    """Return a mask for each activation: True where a value depends on a query without visible keys."""
+    """Return masks: True where a value depends on a query without visible keys."""
     if probe not in _MEASURED:
         identity = None if (known := probe.oracle.identity) is None else f"{known}-hidden"
         _MEASURED[probe] = kept_arrays(identity, lambda: _measure(probe)) if probe.config.mask_is_exact else {}
@@ -51,7 +45,7 @@ def hidden_positions(probe: Probe) -> Arrays:
 
 
 def tied_positions(probe: Probe, dtype: str) -> Arrays:
-    """Return a mask for each activation: True where a value depends on a near-tie in `dtype`."""
+    """Return masks: True where a value depends on a near-tie in `dtype`."""
     if not has_router(probe.config):
         return {}
     measured = _TIED.setdefault(probe, {})
@@ -66,13 +60,8 @@ def tied_positions(probe: Probe, dtype: str) -> Arrays:
 def judged(
     probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> np.ndarray:
-    """Return the port's values `actual`, with finite undetermined values replaced by `ours`, so that they count as
-    right.
-
-    Args:
-        shown: The port's activations from which `ours` was computed. If `shown` includes the logits of every router,
-            `ours` follows the port's choices, so near-ties are not replaced.
-    """
+    """Return the values `actual`, with finite undetermined values replaced by `ours`, so that they count as right. If
+    `shown` includes the logits of every router, `ours` follows the port's choices, so near-ties are not replaced."""
     free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
     if free is None or not free.shape == actual.shape == ours.shape:
         return actual
@@ -82,7 +71,6 @@ def judged(
 def judged_gap(
     probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> float:
-    """Return the largest difference between port and reference, without undetermined values."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 
@@ -111,7 +99,7 @@ def _with_convention(probe: Probe, convention: Convention, name: str, value: np.
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
-    """Return a mask (rows,) of the rows of a batch in which some query sees no key."""
+    """Return a mask of the rows in which some query sees no key."""
     rows = len(next(iter(probe.inputs.values())))
     taps = tap_shapes(probe.config, rows, **lengths_of(probe.config, probe.inputs))
     blind = np.zeros(rows, bool)
@@ -122,9 +110,7 @@ def blind_rows(probe: Probe) -> np.ndarray:
 
 
 def _changed(probe: Probe, change: Tap) -> Arrays:
-    """Return a mask for each activation: True where the tap `change` changes a value by more than rounding. Unchanged
-    activations are left out.
-    """
+    """Return masks of the activations that the tap `change` changes by more than rounding."""
     oracle, found = probe.oracle, Arrays()
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -152,11 +138,11 @@ class Call(Protocol):
 
 
 Mask = np.ndarray
-"""An attention mask (batch, 1, queries, keys): True where a query sees a key."""
+"""(batch, 1, queries, keys), True where a query sees a key."""
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and activation. Missing parts are empty."""
+    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and activation; missing parts are empty."""
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
@@ -164,13 +150,13 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the layer that contains an activation; outside of layers, `config`."""
+    """Return the configuration of an activation's layer; outside of layers, `config`."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """Return the name of the input to which the keys at `site` belong; for an embedding, the embedded input."""
+    """Return the name of the input of the keys at `site`; for an embedding, the embedded input."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
@@ -184,12 +170,12 @@ def is_causal(site: str) -> bool:
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Return whether an attention mask, not the padding token, determines the padding of the keys at `site`."""
+    """Return whether an attention mask, not the padding token, determines the padding of the keys."""
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 
 def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
-    """Return a mask (batch, 1, 1, keys) of the keys that are not padding. `by_token` ignores the attention mask."""
+    """Return a mask (batch, 1, 1, keys) of keys that are not padding. `by_token` ignores the attention mask."""
     config, name = state.config, keys_name(state.config, site)
     given = state.inputs["attention_mask"] if given_mask(config, site) and not by_token else None
     return padding_mask(visible_keys(state.inputs[name], config.pad_id, given, config.positions_of(name)))
@@ -205,7 +191,7 @@ class MaskParts:
         causal = is_causal(site)
         self.length, self.config = length_at(state, site), state.config
         self.padding = padding_at(state, site)
-        """A mask (batch, 1, 1, keys) of the keys that are not padding, even if the attention does not use this mask."""
+        """A mask (batch, 1, 1, keys) of keys that are not padding, even if the attention does not use it."""
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
@@ -215,11 +201,8 @@ class MaskParts:
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
-        """Return the attention mask with some parts changed by `settings`, for faults of masks.
-
-        `past`, `padding`, `window` and `window_kind` are functions that compute a part from this object. `begin` shifts
-        the chunks, `masks_padding` says whether the mask hides padding, and `inverted` inverts the mask.
-        """
+        """Return the attention mask with parts changed by `settings`. `past`, `padding`, `window` and `window_kind` are
+        functions of this object; `begin` shifts the chunks; `masks_padding` and `inverted` are flags."""
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):
             mask = mask & settings.get("padding", lambda parts: parts.padding)(self)

@@ -49,28 +49,26 @@ FORMULAS: tuple[Formula, ...] = (
     lambda base, shares: 1 / base**shares,  # Llama, GPT-NeoX, transformers
     lambda base, shares: base**-shares,  # RoFormer, x-transformers
 )
-"""Formulas of the frequencies in published code; the arguments are the base and the exponents 2 i / features."""
+"""Formulas of the frequencies in published code: functions of the base and of the exponents 2 i / features."""
 
 IN_SEQUENCE = 0
-"""The index of a variant that sums in sequence; its tables use `FORMULAS[0]`."""
+"""The variant that sums in sequence; its tables use `FORMULAS[0]`."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
-"""The indices of variants that sum like the reference, one for each of `FORMULAS`."""
+"""The variants that sum like the reference, one for each of `FORMULAS`."""
 
 PAIRWISE = 128
-"""Up to this number of keys, the order of sums makes little difference.
-
-NumPy sums up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys, an
-online softmax in the preset `walkthrough` uses 70 % of a tolerance that is measured without sums in sequence.
-"""
+"""Up to this number of keys, the order of sums makes little difference: NumPy then sums in eight running totals
+(`pairwise_sum`). With 129 keys, an online softmax in the preset `walkthrough` uses 70 % of a tolerance without sums in
+sequence."""
 
 CHUNK = 64
-"""The number of positions per chunk in transformers and in flash-linear-attention."""
+"""Positions per chunk in transformers and in flash-linear-attention."""
 
 
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
-    """Within the context, make the reference compute like the variant with this index."""
+    """Within the context, make the reference compute like a variant."""
     # Patch the reference, which has no options for variants, because only the oracle needs variants.
     replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
     with contextlib.ExitStack() as computing:
@@ -80,18 +78,18 @@ def variant(index: int) -> Iterator[None]:
 
 
 def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
-    """Return the frequencies (features / 2,) in float32. The exponents are 2 i / steps, by default 2 i / features."""
+    """Return float32 frequencies (features / 2,). The exponents are 2 i / steps, by default 2 i / features."""
     shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
 def has_tables(config: TransformerConfig) -> bool:
-    """Return whether a stack has rotary or sinusoidal positions, which need tables of sines and cosines."""
+    """Return whether a stack needs tables of sines and cosines."""
     return "sinusoidal" in (config.positions, config.encoder_positions) or config.positions == "rotary"
 
 
 def farthest_formula(config: TransformerConfig) -> int:
-    """Return the index of the formula whose frequencies have the largest error; 0 without position tables."""
+    """Return the formula whose frequencies have the largest error; 0 without position tables."""
     if not has_tables(config):
         return 0
     features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
@@ -101,7 +99,7 @@ def farthest_formula(config: TransformerConfig) -> int:
 
 
 def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
-    """Return replacements, in float32, for the reference's functions that compute position tables."""
+    """Return float32 replacements of the reference's functions for position tables."""
 
     def rotary_tables(config: TransformerConfig, positions: np.ndarray, dtype: Any) -> RotaryTables | None:
         if config.positions != "rotary":
@@ -126,7 +124,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Return the softmax over the last axis. Sum the exponentials in sequence; `np.sum` would sum pairwise."""
+    """Sum the exponentials of a softmax in sequence; `np.sum` would sum pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -134,7 +132,7 @@ def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array,
 def product_in_sequence(
     weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
 ) -> Inexact[Array, "*batch queries head_dim"]:
-    """Return weights · value. The sum over the keys adds one key at a time."""
+    """Return weights · value, adding one key at a time."""
     total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
     for key in range(weights.shape[-1]):
         total += weights[..., key : key + 1] * value[..., key : key + 1, :]
@@ -149,7 +147,7 @@ def attention(
     context: Context,
     sinks: Inexact[Array, " heads"] | None = None,
 ) -> Inexact[Array, "batch queries attention_dim"]:
-    """Compute the reference's `attention`; with more than `PAIRWISE` keys, sum in sequence."""
+    """Compute `attention`; with more than `PAIRWISE` keys, sum in sequence."""
     if key.shape[2] <= PAIRWISE:
         return in_blocks(config, query, key, value, context, sinks)
     tap, scale, softcap = context.tap, config.score_scale, config.attention_softcap
@@ -171,7 +169,7 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al., 2025, §3.3)."""
+    """Compute `gated_delta_rule` in chunks, by a triangular system (Yang et al., 2025, §3.3)."""
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
         system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)
@@ -190,12 +188,11 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `state_space_rule` in chunks."""
     return _by_chunks(lambda k, v, strength, *_: strength * v, query, key, value, log_decay, step, state)
 
 
 def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
-    """Return the output for each query and the final state; `change` returns how a chunk's tokens update the state."""
+    """Return the outputs and the final state; `change` returns how a chunk's tokens update the state."""
     *inputs, state = given
     reads = []
     for begin in range(0, query.shape[2], CHUNK):
@@ -211,7 +208,6 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
 
 
 def weight_so_far(beta: float, step: int) -> float:
-    """Return the reference's 1 − betaᵗ, computed in float32."""
     return float(np.float32(1) - np.float32(beta) ** np.float32(step))
 
 

@@ -13,30 +13,28 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""The outcomes, the most important first. A field with several tried values has the most important of their
-outcomes."""
+"""The outcomes, the most important first; a field with several values has its most important outcome."""
 
 ABSENT = "absent"
 
 MOST_NAMED = 8
-"""The largest number of names in a line of the text report. The JSON report lists all names."""
+"""The text report names at most this number of fields or tensors in a line."""
 
 
 @dataclass(frozen=True)
 class AuditedField(Compared):
-    """The result of changing a field of config.json to another value."""
+    """The result of changing a field of config.json."""
 
     name: str
     value: str
-    """The new value as JSON, `absent` for a removed field, or the name of another format of config.json."""
+    """The new value as JSON, `absent` for a removed field, or another format's name."""
     outcome: Outcome
     """`ignored`: the result is unchanged; `wrong`: the new result is wrong; `refused`: the port raises an exception."""
     says: str = ""
-    """A description of the port's behavior, or the reason why the port refuses the value."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference has the port's fault; None if no known fault was tried."""
+    """The difference that remains with the port's fault in the reference; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
@@ -53,11 +51,11 @@ class AuditedTensor(Compared):
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not ignored"]
     """`may be missing`: a file without the tensor is accepted; `not ignored`: an unused tensor changes the result."""
     says: str = ""
-    """A clause with the values that the port uses in place of the tensor."""
+    """A clause about the values that the port uses in place of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference uses the same values as the port; None if no values were tried."""
+    """The difference that remains with the same values in the reference; None if no values were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -70,7 +68,7 @@ CAUSES = {
     "may be missing": "tensor-missing",
     "not ignored": "tensor-stray",
 }
-"""The outcomes that are faults, each with the id of its cause."""
+"""The cause of each outcome that is a fault."""
 
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
@@ -79,7 +77,7 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
     "not exercised": "not exercised",
 }
 ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "TypeError")
-"""Exceptions that a port seldom raises on purpose when it refuses a value."""
+"""Exceptions that ports seldom raise on purpose."""
 
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
@@ -90,17 +88,15 @@ Part = tuple[str, str, int, dict[str, list[str]], str]
 
 @dataclass(frozen=True)
 class Audit:
-    """The results for the fields of a configuration and the tensors of a file."""
-
     fields: tuple[AuditedField, ...] = ()
     tensors: tuple[AuditedTensor, ...] = ()
     files: tuple[str, str] = ("config.json", "model.safetensors")
-    """The names of the two audited files, or `config` and `parameters` for a port without files."""
+    """The two audited files, or `config` and `parameters` for a port without files."""
     seconds: float = field(default=0.0, compare=False)
-    """The duration of the audit, including calls of the port."""
+    """The duration, including calls of the port."""
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields whose most important outcome, over all tried values, is `outcome`."""
+        """Return the names of the fields whose most important outcome is `outcome`."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
@@ -108,8 +104,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line for each field that the port handles wrongly, or for which it raises one of `ACCIDENTS`. The line is
-        about the first value with this behavior."""
+        """A line for each field that the port handles wrongly, or for which it raises one of `ACCIDENTS`."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -123,13 +118,12 @@ class Audit:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the report: about all fields, about each faulty field, and about all tensors."""
         about = [[_line(*part)] * bool(part[2]) for part in self._parts]
         return [*about[0], *self._behavior, *about[1]]
 
     @property
     def failed(self) -> str:
-        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`; empty without faults."""
+        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`."""
         return " and ".join(count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults)
 
     @property
@@ -161,8 +155,8 @@ class Audit:
 
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
-    """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`. `named` lists the names for each outcome.
-    `rest` is the outcome of all other fields or tensors. The line ends with their number and this outcome."""
+    """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`. `named` has the names for each outcome;
+    `rest` is the outcome of all others."""
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

@@ -21,12 +21,12 @@ class Meaning:
     right: str
     look: str
     hidden: str = ""
-    """Inputs or models for which the fault has no effect."""
+    """Inputs or models without an effect of the fault."""
     seen: tuple[str, ...] = ()
-    """Public issues about this fault in real ports, as owner/name#number."""
+    """Public issues about this fault, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """The sentence for each variant of a fault in the forward pass, unless `catalogue` composes the sentence."""
+    """The sentence for each variant, unless `catalogue` composes the sentence."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

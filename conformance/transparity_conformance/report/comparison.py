@@ -15,9 +15,8 @@ import numpy as np
 Expectation = Literal["holds", "breaks"]
 
 BLOCK = 2**14
-"""The number of elements to compare at once: 128 KB in float64, so that temporary arrays stay in the processor's cache
-and the C library reuses their memory. With larger blocks, comparing 50 million elements takes four times as long.
-"""
+"""Elements compared at once: 128 KB in float64, which fit the processor's cache. With larger blocks, comparing 50
+million elements takes four times as long."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,24 @@ class Compared:
 
 
 SHARE = operator.attrgetter("share")
-"""A sort key for comparisons: the error divided by the budget."""
 
 
 @dataclass(frozen=True)
 class ClaimEvidence(Compared):
-    """The comparison of a backend's value with the expected value, for a claim."""
+    """The comparison of a backend's value with a claim's expected value."""
 
     claim: str
-    """The id of the claim, such as `attention.weights`."""
+    """The id, such as `attention.weights`."""
     subject: BackendSubject
     case: str
-    """A preset, or the name of an example."""
     where: str
     """The name of the compared activation or other value."""
     error: float
-    """The largest absolute difference; infinite for NaN and for values that cannot be compared."""
+    """The largest absolute difference; infinite for NaN and for incomparable values."""
     budget: float
     """The largest difference that rounding explains; 0 if the claim is exact."""
     expectation: Expectation = "holds"
-    """`breaks` if the claim must fail for this case, because the preset's document contains a mistake."""
+    """`breaks` if the claim must fail, because the preset's document contains a mistake."""
     note: str = ""
 
     @property
@@ -98,8 +95,8 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return error / budget; the values disagree if this share is above 1. The share is infinite if the error is NaN,
-    or if the budget is NaN or infinite: without a bound, nothing agrees."""
+    """Return error / budget; above 1, the values disagree. The share is infinite for NaN and for an infinite budget:
+    without a bound, nothing agrees."""
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
     if error == 0:
@@ -109,10 +106,7 @@ def share(error: float, budget: float) -> float:
 
 def difference(actual: Any, expected: Any) -> float:
     """Return the largest |actual − expected|, without broadcasting; for bools, the number of different elements.
-
-    The difference is infinite for different shapes, for empty arrays, for NaN, and if an element is finite in only one
-    of the arrays.
-    """
+    Different shapes, empty arrays, NaN, and elements that are finite in only one array give infinity."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:
         return math.inf
@@ -122,8 +116,8 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    """Convert an array of any framework, device and dtype to NumPy. Every process that holds a shard of a sharded array
-    must call this function, which gathers the shards."""
+    """Convert an array of any framework, device and dtype to NumPy. Every process with a shard must call this function,
+    which gathers the shards."""
     if hasattr(value, "full_tensor"):  # PyTorch's DTensor
         value = value.full_tensor()
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX
@@ -145,7 +139,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 where both are NaN or the same infinity, infinite at all other NaNs and infinities."""
+    """Return actual − ours: 0 for two NaNs and for equal infinities, infinite at other NaNs and infinities."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):
@@ -157,14 +151,14 @@ def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest absolute difference; infinite if an element is NaN or infinite in only one of the arrays."""
+    """Return the largest absolute difference; infinite if an element is NaN or infinite in only one array."""
     if actual.size > BLOCK and actual.shape == expected.shape:
         return max(gap(*blocks) for blocks in _in_blocks(actual, expected))
     return float(np.abs(less(actual, expected)).max(initial=0.0))
 
 
 def largest(value: np.ndarray) -> float:
-    """Return the largest absolute value of an array of real numbers; 0 for an empty array."""
+    """Return the largest absolute value; 0 for an empty array."""
     return max(float(value.max(initial=0.0)), -float(value.min(initial=0.0)))
 
 

@@ -22,7 +22,7 @@ from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
 LENGTHS = {"source": -2, "target": -3, "tokens": -4, "pixels": -4}
-"""Placeholders for unknown sizes; they are negative, so that they differ from all real sizes."""
+"""Placeholders for unknown sizes, negative to differ from all real sizes."""
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
@@ -69,7 +69,7 @@ def as_rows() -> list[dict[str, Any]]:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Yield two texts for each field: the name with the values and the default, and the meaning."""
+    """Yield each field's name with its values and default, and its meaning."""
     for row in as_rows():
         allowed = row["values"] if isinstance(row["values"], str) else ", ".join(row["values"])
         default = row.get("default", "")
@@ -78,7 +78,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Describe a configuration as JSON values, in which a word such as `batch` stands for an unknown size."""
+    """Describe a configuration as JSON; words such as `batch` stand for unknown sizes."""
     return {
         "config": config.as_dict(),
         "departures": departures(config),

@@ -44,7 +44,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def _unwritable(path: Path) -> str:
-    """Return the reason why a path cannot be written, or an empty string; do not create the file."""
+    """Return why a path cannot be written, without creating the file."""
     try:
         if os.path.lexists(path):
             # Without O_NONBLOCK, opening a pipe without a reader would wait forever.
@@ -80,12 +80,12 @@ def write_reports(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; on standard output, use only ASCII characters, which exist in every encoding."""
+    """Write JSON; on standard output, use only ASCII characters, which exist in every encoding."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=path == STANDARD_OUTPUT) + "\n")
 
 
 def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
-    """Write a text; `errors` determines the replacement of characters that standard output cannot encode."""
+    """Write a text; `errors` replaces characters that standard output cannot encode."""
     if path == STANDARD_OUTPUT:
         stream = _standard_output()
         encoding = stream.encoding or "utf-8"

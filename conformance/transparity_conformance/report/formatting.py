@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import jinja2
 
 DECADES = 6
-"""The number of powers of ten that bars show: an error 10⁶ times smaller than the largest has height 0."""
+"""The powers of ten that bars show: an error 10⁶ times smaller than the largest has height 0."""
 
 PALEST = 1e-3
-"""The largest share with the palest color in a heat map. The color of a larger share depends on its logarithm."""
+"""The largest share with the palest color in a heat map."""
 
 
 def format_share(share: float) -> str:
-    """Format a share up to 1 as a percentage, and a larger share as a multiple such as `3.2×`, but never as `1×`."""
+    """Format a share up to 1 as a percentage, and a larger one as a multiple such as `3.2×`, but never as `1×`."""
     if share <= 1:
         return "<0.1 %" if 0 < share < 0.001 else f"{_two_digits(100 * share)} %"
     if not math.isfinite(share):
@@ -35,14 +35,14 @@ def _two_digits(number: float) -> str:
 
 
 def scientific(number: float) -> str:
-    """Format a number with three significant digits; small and large numbers get an exponent."""
+    """Format three significant digits, with an exponent for small and large numbers."""
     if not math.isfinite(number):
         return "∞"
     return f"{number:.2e}" if number and not 0.01 <= abs(number) < 1000 else f"{number:.3g}"
 
 
 def plain(value: Any) -> Any:
-    """Convert dataclasses, containers and numbers to JSON values; NaN and infinity become the string `"inf"`."""
+    """Convert dataclasses, containers and numbers to JSON values; NaN and infinity become `"inf"`."""
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -62,13 +62,13 @@ def count(number: int, noun: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 1, joint: str = ", ") -> str:
-    """Return `a, b and 3 more`, with at most `most` of the names."""
+    """Return `a, b and 3 more`."""
     more = " and " if joint == ", " else f"{joint}and "
     return joint.join(names[:most]) + (f"{more}{len(names) - most} more" if names[most:] else "")
 
 
 def ranges(numbers: Iterable[int], dash: str = "–") -> list[str]:
-    """Return ascending numbers as text: `["1–3", "5"]` for 1, 2, 3, 5."""
+    """Return `["1–3", "5"]` for 1, 2, 3, 5."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return [str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs]
 
@@ -90,7 +90,7 @@ def heat(share: float) -> float:
 
 
 def template(name: str) -> jinja2.Template:
-    """Return the template of a page; the template escapes all inserted text."""
+    """Return a page's template, which escapes all inserted text."""
     import jinja2
 
     environment = jinja2.Environment(

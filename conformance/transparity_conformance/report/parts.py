@@ -14,28 +14,28 @@ from transparity_conformance.report.comparison import Compared
 from transparity_conformance.report.formatting import count, format_share, some
 
 MOST_NAMED = 6
-"""The largest number of untested fields and probes in a line of text; JSON and HTML list all of them."""
+"""The largest number of untested fields and probes in a line of text."""
 
 FEW = 3
-"""A text lists up to this number of lengths or batch sizes; for more, the text gives the range."""
+"""A text lists at most this number of lengths or batch sizes, and otherwise their range."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The calls of a port that were compared with the reference; the verdict holds only for such calls."""
+    """The calls that were compared; the verdict holds only for such calls."""
 
     lengths: tuple[int, ...] = ()
     source_lengths: tuple[int, ...] = ()
-    """The lengths of the encoder's inputs, if the model also has a decoder; `lengths` are then the decoder's."""
+    """The lengths of the encoder's inputs in an encoder-decoder; `lengths` are then the decoder's."""
     batches: tuple[int, ...] = ()
     calls: int = 0
     """The number of calls of one built model, each compared with the same call of a newly built model."""
     features: tuple[str, ...] = ()
-    """The configuration fields for which another value would change the result of at least one compared call."""
+    """The fields whose change would change the result of a compared call."""
     untested: tuple[str, ...] = ()
-    """Untested fields and probes, with the reasons. With an untested field or probe, the verdict is not `agrees`."""
+    """Untested fields and probes, with reasons; none for the verdict `agrees`."""
     sizes: tuple[str, ...] = ()
-    """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
+    """Ranges of the models' sizes, such as `head_dim 8 to 34`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
@@ -47,7 +47,7 @@ class Coverage:
 
     @property
     def inputs(self) -> str:
-        """The sizes of inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if they are unknown."""
+        """`25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`."""
         target = "target length" if self.source_lengths else "length"
         named = ((self.source_lengths, "source length"), (self.lengths, target), (self.batches, "batch size"))
         return ", ".join(_values(values, name) for values, name in named if values)
@@ -80,21 +80,20 @@ def _values(values: tuple[int, ...], noun: str) -> str:
 
 @dataclass(frozen=True)
 class RanksComparison(Compared):
-    """The comparison of several ranks with a single rank that runs the same code."""
+    """A comparison of several ranks with a single rank of the same code."""
 
     count: int
     one_rank: Literal["agrees", "diverges", "inconclusive"]
-    """Whether one rank returns the same results as `count` ranks; `inconclusive` if one rank could not run the code."""
+    """Whether one rank returns the results of `count` ranks; `inconclusive` if one rank could not run the code."""
     error: float = 0.0
     budget: float = 0.0
     """The largest difference that rounding explains: the sum of both runs' budgets."""
     where: str = ""
-    """The activation that uses the largest share of its budget."""
     probe: str = ""
     reason: str = ""
-    """The reason why the code could not run on a single rank."""
+    """Why the code could not run on a single rank."""
     placements: Mapping[str, str] = field(default_factory=dict)
-    """The port's declared placements of activations, which the checker has verified."""
+    """The declared placements of activations, which the checker has verified."""
 
     @property
     def sentence(self) -> str:
@@ -111,10 +110,8 @@ class RanksComparison(Compared):
 @dataclass(frozen=True)
 class ThirdComparison:
     reference: str
-    """The name of the implementation with which the report compares the port."""
     third: str
     port_agrees: bool
-    """Whether the port agrees with `reference`."""
     port_agrees_with_third: bool
     references_agree: bool
     probes: int
@@ -122,7 +119,7 @@ class ThirdComparison:
 
     @property
     def stands_alone(self) -> str:
-        """`port`, `reference` or `third` if only this implementation differs from the other two; otherwise empty."""
+        """`port`, `reference` or `third` if only this implementation differs from the other two."""
         agreeing = (self.references_agree, self.port_agrees_with_third, self.port_agrees)
         names = ("port", "reference", "third")
         return names[agreeing.index(True)] if sum(agreeing) == 1 else ""
@@ -150,13 +147,12 @@ class Timing:
     seconds: float = 0.0
     """Wall time."""
     processor: float = 0.0
-    """Processor time of the checker, including a port that runs in the checker's process."""
+    """Processor time of the checker, including a port in the checker's process."""
     port: float | None = None
-    """Processor time of the port's own processes; None without such processes, or if the time is unknown."""
+    """Processor time of the port's own processes; None without such processes, or if unknown."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time between the readings `before` and `self`, without processes that ended between the
-        readings."""
+        """Return the time since `before`, without processes that ended in between."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 
@@ -165,7 +161,7 @@ class Timing:
 
 
 class Stopwatch:
-    """A stopwatch for the stages of a check. `port` returns the processor seconds of the port's processes."""
+    """Measures the stages of a check. `port` returns the processor seconds of the port's processes."""
 
     def __init__(self, port: Callable[[], float | None]) -> None:
         self.port = port
@@ -173,7 +169,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Measure the time of a stage, even if an exception ends the stage."""
         before = self.read()
         try:
             yield

@@ -22,17 +22,17 @@ from transparity_conformance.report.parts import Coverage, RanksComparison, Thir
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
-"""The exit code for each verdict; exit code 2 means wrong usage or wrong input."""
+"""Exit codes; exit code 2 means wrong usage or wrong input."""
 
 VERBS = {
     "diverges": ("differs", "differ"),
     "inconclusive": ("is inconclusive", "are inconclusive"),
     "agrees": ("agrees", "agree"),
 }
-"""The verb for each verdict, for one port and for several ports; the worst verdict comes first."""
+"""Verbs for one port and for several ports, the worst verdict first."""
 
 REMARK = 4 * SENTENCE
-"""The largest length of a note in characters: enough for several sentences and a list of names."""
+"""The longest note in characters: several sentences and a list of names."""
 
 
 LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
@@ -50,7 +50,7 @@ def environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
-    """Add the result of the forward pass to the message of an exception that ends a check, such as Ctrl-C."""
+    """Add the forward pass's result to an exception that ends a check, such as Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -60,12 +60,10 @@ def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised if the user presses Ctrl-C during a check that has already found a divergence."""
-
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """The report of everything that the check has found so far."""
+        """The report so far."""
 
 
 DIVERGES = "the forward pass diverges"
@@ -73,7 +71,6 @@ EARLIER = "an earlier comparison failed"
 """`DIVERGES` and `EARLIER` are reasons why only the forward pass was compared."""
 
 OR = " (or "
-"""The words between a cause and its alternatives."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +78,19 @@ class Cause:
     """A fault that makes the reference compute (almost) the port's values."""
 
     mistake: str
-    """The id of the fault in the catalogue, such as `attention-scale`."""
+    """The id in the catalogue, such as `attention-scale`."""
     says: str
     """A sentence that says how the port differs from the reference."""
     value: float | None = None
-    """The fitted number, such as an eps; None for a fault without such a number."""
+    """The fitted number, such as an eps, if any."""
     residual: float = 0.0
-    """The largest difference that remains on the first probe if the reference has the fault."""
+    """The largest difference that remains on the first probe with the fault in the reference."""
     explained: float = 1.0
-    """The share of the difference that disappears if the reference has the fault; 1 means the whole difference."""
+    """The share of the difference that disappears with the fault in the reference."""
     at: str = ""
-    """The activation at which the fault acts; empty if this is the activation of the divergence."""
+    """The fault's activation, unless this is the activation of the divergence."""
     source: Mapping[str, Any] | None = None
-    """The port's line with this fault (`file`, `line`, `code`), if several causes act together."""
+    """The port's line (`file`, `line`, `code`), if several causes act together."""
 
 
 ANSWERS = {
@@ -102,7 +99,7 @@ ANSWERS = {
     "pooled": ("pooled states", "row", ""),
     "classes": ("logits", "row", "predicted class"),
 }
-"""For each `head`: the name of the model's output, the unit with one output, and the name of a prediction."""
+"""For each `head`: the output's name, the unit with one output, and a prediction's name."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,12 @@ class Impact:
     """How one divergence, or all divergences with the same cause, change the model's output on all probes."""
 
     positions: Mapping[str, int]
-    """`of`: the number of positions other than padding; `changed`: the number of these positions with a wrong output.
-
-    A model with a pooled state has one output per row, so `positions` then counts rows."""
+    """`of`: all positions except padding; `changed`: positions with a wrong output. A pooled model has one output per
+    row, so `positions` counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which the index of the output's largest element differs from the
-    reference's index. In a language model, this index is the most likely token."""
+    """The number of positions, without padding, at which another output is the largest, such as another token."""
     at_padding_only: bool
     head: str = "logits"
-    """The field `head` of the configuration, which says what the model returns."""
 
     @property
     def changes_logits(self) -> bool:
@@ -144,31 +138,29 @@ def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
 
 @dataclass(frozen=True)
 class Divergence(Compared):
-    """A wrong step of a port, which computes one activation from earlier activations. From the same earlier
-    activations, the reference computes another value."""
+    """A wrong step of a port. From the same earlier activations, the reference computes another value."""
 
     where: str
     """The activation that the step computes."""
     error: float
     budget: float
     causes: tuple[Cause, ...] = ()
-    """The causes that together explain the difference, the most likely first; empty if none explains it."""
+    """The causes that together explain the difference, the most likely first."""
     indistinguishable: tuple[str, ...] = ()
-    """The ids of other faults that explain the difference as well as the first cause does."""
+    """The ids of faults that explain the difference as well as the first cause."""
     split_by: str | None = None
-    """A probe that would distinguish the first cause from the faults in `indistinguishable`."""
+    """A probe that would distinguish the first cause from `indistinguishable`."""
     probe: str = ""
-    """The probe with the largest error."""
     profile: dict[str, Any] = field(default_factory=dict)
-    """The largest errors along each axis (`row`, `position`, `head`, `feature`), as lists of numbers."""
+    """The largest errors along each axis (`row`, `position`, `head`, `feature`)."""
     is_misshapen: bool = False
-    """Whether the value has a wrong shape; a note of the report states the shapes."""
+    """Whether the shape is wrong; a note of the report states the shapes."""
     impact: Impact | None = None
-    """The effect on the logits; None for a wrong shape, and for a capability such as generation."""
+    """The effect on the logits; None for a wrong shape or a capability such as generation."""
     source: Mapping[str, Any] | None = None
-    """The port's line that computes the value (`file`, `line`, `code`); None if it is unknown."""
+    """The port's line (`file`, `line`, `code`), if known."""
     reference_source: Mapping[str, Any] | None = None
-    """With `--against`, the corresponding line of the other implementation."""
+    """With `--against`, the other implementation's line."""
 
     @property
     def unexplained(self) -> Divergence:
@@ -182,10 +174,10 @@ class Measured(Compared):
     tap: str
     probe: str
     error: float
-    """The largest difference from the reference's activation. The difference includes errors of earlier activations."""
+    """The largest difference, including errors of earlier activations."""
     budget: float
     segment_error: float
-    """The largest difference if the reference computes this activation from the port's own earlier activations."""
+    """The largest difference if the reference starts from the port's own earlier activations."""
     segment_budget: float
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -202,7 +194,7 @@ class ClaimResult(Compared):
     budget: float
     where: str
     reach: str = ""
-    """The calls that the claim covers, if they differ from the report's `coverage`."""
+    """The claim's calls, if they differ from the report's `coverage`."""
 
     @classmethod
     def of(cls, name: str, error: float, budget: float, where: str) -> ClaimResult:
@@ -210,7 +202,7 @@ class ClaimResult(Compared):
 
     @property
     def used(self) -> str:
-        """The used share of the budget; `exact` if both the budget and the error are 0."""
+        """The used share of the budget; `exact` if budget and error are 0."""
         return "exact" if self.budget == self.error == 0 else format_share(self.share)
 
 
@@ -219,34 +211,33 @@ class Report:
     """The result for one configuration; `str(report)` is the text that the command prints."""
 
     preset: str
-    """The name of the checked preset, or `config` for the user's own configuration."""
+    """The preset, or `config` for the user's own configuration."""
     verdict: Verdict
     first_divergence: str | None
     faults: tuple[Divergence, ...] = ()
     claims: tuple[ClaimResult, ...] = ()
     measured: tuple[Measured, ...] = ()
-    """Every comparison, sorted by probe and then in the order of the forward pass."""
+    """Every comparison, by probe and then in the order of the forward pass."""
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Remarks, for example about rounding or an equivalent formula."""
     dtype: str = "float32"
     port: str = ""
-    """The port's name, such as `my.py:load`, or its command; empty if the port has neither."""
+    """The port's name, such as `my.py:load`, or its command."""
     coverage: Coverage = field(default_factory=Coverage)
 
     audit: Audit | None = None
     ranks: RanksComparison | None = None
-    """The comparison of several ranks with a single rank; None if the check ran on a single rank."""
+    """The comparison with a single rank, if the check ran on several ranks."""
     reference: str = ""
-    """The other implementation of `--against`; empty without this option."""
+    """The other implementation of `--against`."""
     third: ThirdComparison | None = None
-    """The comparison with a third implementation; None without a third implementation."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """The configuration fields whose value differs in the port's model, each as (given value, port's value)."""
+    """The fields whose value differs in the port's model, as (given value, port's value)."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)
-    """The time of each stage of the check, in execution order."""
+    """The time of each stage, in execution order."""
 
     def __post_init__(self) -> None:
         for name in ("preset", "port", "reference"):
@@ -277,7 +268,7 @@ class Report:
         notes: Iterable[str] = (),
         **fields: Any,
     ) -> Report:
-        """Return the report with additional findings; any additional fault changes the verdict to `diverges`."""
+        """Return a report with more findings; a fault changes the verdict to `diverges`."""
         if faults:
             fields = {"verdict": "diverges", "first_divergence": self.first_divergence or faults[0].where} | fields
         return dataclasses.replace(
@@ -290,7 +281,7 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values that follow report.schema.json; an infinite number is the string `"inf"`."""
+        """Return JSON values that follow report.schema.json; infinity is the string `"inf"`."""
         fields = dict(vars(self))
         fields["taps"] = [vars(item) | {"share": item.share} for item in fields.pop("measured")]
         fields["third"] = None if self.third is None else self.third.as_dict()
@@ -311,7 +302,7 @@ class CapabilityResult:
     calls: int = 0
     """The number of calls of one built model, each compared with the same call of a newly built model."""
     untested: tuple[str, ...] = ()
-    """The calls that failed in the port; because of them, the verdict is not `agrees`."""
+    """Calls that failed in the port, which prevent the verdict `agrees`."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
         names = [each.name for each in dataclasses.fields(self)]

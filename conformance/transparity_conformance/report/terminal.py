@@ -1,7 +1,4 @@
-"""Print to a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
-
-The functions import the library `rich` when they run, so that messages about wrong usage appear quickly.
-"""
+"""Print to a terminal. The functions import `rich` late, so that messages about wrong usage appear quickly."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATIENCE = 2.0
-"""The seconds after which the progress bar appears."""
+"""Seconds before the progress bar appears."""
 
 
 def print_text(text: RenderableType) -> None:
-    """Print to standard output without markup, highlighting and trailing spaces."""
+    """Print without markup, highlighting and trailing spaces."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -56,7 +53,7 @@ def plain_table(**options: object) -> Table:
 
 @contextmanager
 def progress_bar(about: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar in a terminal after `PATIENCE` seconds; `about` returns a text to show with each step."""
+    """Show a progress bar after `PATIENCE` seconds; `about` returns a text for each step."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

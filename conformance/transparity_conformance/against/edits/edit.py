@@ -20,7 +20,7 @@ from transparity_conformance.matching.values import fingerprint
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
 ) | {"reshape", "to_copy", "lift_fresh", "as_strided", "unbind", "reshape_alias", "contiguous", "copy"}
-"""Operations that only rearrange, copy or convert their input; in this package, such steps are called views."""
+"""Operations that only rearrange, copy or convert their input, called views."""
 
 
 Function = Callable[[Any], Any]
@@ -43,9 +43,7 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the starts of consecutive segments, last segment first; the last segment ends at this step. For each
-        count n, the start is the nth dominator that `starts` yields for the segment's end. Return None if a segment's
-        end has fewer dominators."""
+        """Return the starts of consecutive segments, last first. A count n selects the nth dominator of the end."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -56,8 +54,6 @@ class At:
         return found
 
     def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
-        """Return a change that runs the step with the arguments `change(arguments, values of the program)`."""
-
         def changed(values: Values) -> Any:
             args = change(list(filled(self.step.args, values)), values)
             return executed(self.step.func, args, filled(self.step.kwargs, values), None)
@@ -71,8 +67,8 @@ class At:
         return lambda values: self.fitting(change(self.step.result(values)))
 
     def fitting(self, made: Any) -> Any:
-        """Return `made` in the shape of the step's result. Raise `ValueError` if the shapes cannot match, or if only
-        `made` or only the result is floating-point."""
+        """Return `made` in the shape of the step's result. Raise `ValueError` if this fails, or if only one is
+        floating-point."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the edit changes the shape or the type of the step's result")
@@ -96,24 +92,23 @@ class Edit:
     make: Make = field(repr=False)
     """A function that returns the change at a step, or None if the edit does not apply to this step."""
     rank: int = 0
-    """The complexity of the edit. If several edits are equally good, the report names the edit with the lowest rank."""
+    """Reports prefer the edit with the lowest rank."""
     behind: tuple[int, ...] = ()
-    """The arguments of `At.behind` for the segments that the edit changes; empty if the edit changes a single step."""
+    """The arguments of `At.behind` that select the edited segments; empty for a single step."""
     is_everywhere: bool = False
-    """Whether the edit changes all steps to which it applies, rather than only steps of the same line."""
+    """Whether the edit changes all steps to which it applies, and not only steps of one line."""
     wider: tuple[Edit, ...] = ()
     """Edits that have the same result at this step, and that also change other steps."""
     view_of: int = -1
-    """If the edit leaves out a view that reorders an operand, the position of this operand; otherwise -1."""
+    """The operand from which the edit removes a reordering view; otherwise -1."""
     operation: int = -1
-    """The index of the port's operation whose value the edit inserts or reproduces; -1 without such an operation."""
+    """The port's operation whose value the edit inserts or reproduces; otherwise -1."""
 
     @functools.cached_property
     def says(self) -> str:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier segment."""
         if self.view_of >= 0 and (view := reordering(at.program, at.step.args[self.view_of].index)) is not None:
             return [view]
         found = at.behind(*self.behind)
@@ -134,9 +129,9 @@ class Context:
     numbers: Sequence[float] = ()
     """The numbers in the reference's configuration."""
     wanted: Sequence[np.ndarray] = ()
-    """The port's first unmatched values, each as a fingerprint (its sorted elements)."""
+    """The port's first unmatched values, each as its sorted elements."""
     lost: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """All unmatched values of the port, by the index of their operation."""
+    """All unmatched values of the port, by operation."""
     values: Values = field(default_factory=dict)
     """The values of the reference, changed by the edits found so far."""
 
@@ -159,7 +154,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators, nearest first. If only views separate two dominators, yield only the nearer one."""
+    """Yield a value's dominators, nearest first. Skip a dominator that only views separate from a nearer one."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -170,7 +165,7 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Merge, split or reorder axes of `value` to match `meant`; return `value` if this is impossible or ambiguous."""
+    """Merge, split or reorder axes to match `meant`. Return `value` unchanged if this is ambiguous or impossible."""
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
     if value.ndim != meant.ndim:
@@ -204,13 +199,11 @@ def expression_at(place: Place) -> str:
 
 
 def line_of(step: Step) -> str:
-    """Return the source of the innermost expression that runs a step; without source, return the operation's name."""
     return (expression_at(step.places[0]) if step.places else "") or step.name
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their source expression. If the expression also runs other steps, name the
-    operations, too."""
+    """Describe steps by their source expression, and by their names if the expression also runs other steps."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -230,7 +223,6 @@ def result_of(step: Step, part: int = 0) -> str:
 
 
 def origin(program: Program, index: int) -> str:
-    """Describe where a value comes from: an input, a parameter, a constant or a step."""
     if index in program.names:
         return program.names[index]
     if index not in program.maker:
@@ -240,8 +232,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Follow views back from the value `index`, and return the first value that is not the result of a view. With
-    `in_order`, stop at a view that changes the order or the number of elements."""
+    """Return the first value before `index` that is no view; with `in_order`, stop at a view that reorders elements."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -258,8 +249,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """If an argument is a parameter, an input, a constant, or a view of such a value, return the value's index;
-    otherwise -1."""
+    """Return the index of the parameter, input or constant that an argument is a view of; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

@@ -63,8 +63,7 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Function) -> Change:
-    """Return a change that runs the step with another mask. `change` maps a mask that is true at visible keys to the
-    new mask. In an additive mask, keys that remain visible keep their numbers."""
+    """Return a change of a step's mask. `change` maps a mask that is true at visible keys to the new mask."""
     hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
 
     def changed(mask: Any) -> Any:
@@ -77,7 +76,7 @@ def _showing(at: At, place: int, change: Function) -> Change:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Shift a mask by one key. The key at the edge becomes `at_edge` if given, and otherwise keeps its value."""
+    """Shift a mask by one key. The key at the edge becomes `at_edge`, if given."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted

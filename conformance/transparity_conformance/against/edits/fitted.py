@@ -48,7 +48,7 @@ def _multiples(ours: np.ndarray, prints: Sequence[np.ndarray]) -> Iterator[np.nd
 
 
 REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])
-"""Operations for which a fraction can replace an integer argument, such as an exponent."""
+"""Operations whose integer argument, such as an exponent, may become a fraction."""
 
 
 def other_numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -102,8 +102,7 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the lower and upper limits to which the port clips elements, or None for no limit. Both arrays are sorted.
-    An extreme element of `theirs` is a limit if it occurs at least twice, and `ours` has elements beyond it."""
+    """Return the limits to which the port clips sorted elements. An extreme that occurs twice is a limit."""
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 
@@ -130,7 +129,7 @@ def softcaps(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
-    """Solve c · tanh(ours / c) = theirs for c, where both arrays are sorted; return None without a solution."""
+    """Solve c · tanh(ours / c) = theirs for c, where both arrays are sorted."""
     if ours.size != theirs.size:
         return None
     largest, capped = (max(-float(each[0]), float(each[-1])) for each in (ours, theirs))

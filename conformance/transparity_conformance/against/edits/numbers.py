@@ -28,10 +28,9 @@ KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e
 """Common factors, epsilons and rotary bases."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
-"""Operations whose integer arguments are sizes."""
 
 Path = tuple[Any, ...]
-"""The location of a number among a step's arguments: a position or keyword, followed by positions in nested lists."""
+"""The location of a number: a position or keyword, followed by positions in nested lists."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -72,8 +71,7 @@ POWERS = {"n": 1.0, "1/n": -1.0, "√n": 0.5, "1/√n": -0.5}
 
 
 def _of_sizes(at: At, path: Path, old: Any, value: Any) -> tuple[Edit, ...]:
-    """Return edits that compute the number `value` from the size of an operand's axis; other calls may have other
-    sizes."""
+    """Return edits that compute `value` from the size of an operand's axis, which differs between calls."""
 
     def says(axis: int, form: str) -> str:
         size = f"where n is the size of axis {axis} (here {_shape_of(at)[axis]})"
@@ -110,7 +108,6 @@ def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield functions of `old`, powers of operands' sizes, common constants, and numbers of the configuration."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -124,7 +121,6 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Format a number as a decimal. If the number equals √n or 1/√n for an integer n, add this form."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -165,8 +161,7 @@ PLACES: dict[str, Callable[[int, int], int]] = {
     "one place later": lambda first, spare: first + 1,
     "one place earlier": lambda first, spare: first - 1,
 }
-"""Wrong slices with the right length: a description, and a function that returns the wrong start. The function takes
-the right start, and the number of elements outside the slice."""
+"""Wrong starts of a slice, as functions of the right start and the number of elements outside the slice."""
 
 
 def _slices(at: At) -> Iterator[Edit]:
@@ -179,15 +174,13 @@ def _slices(at: At) -> Iterator[Edit]:
 
 
 def _first_of(at: At) -> int:
-    """Return the index of a slice's first element. A negative start counts from the end, as in Python."""
+    """Return the index of a slice's first element."""
     _, axis, first, *_ = at.step.args
     whole = at.program.values[at.step.inputs[0]].shape[axis]
     return max(first + whole, 0) if first < 0 else int(first)
 
 
 def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
-    """Return a change that takes a slice of the same length from another start. Return None if this start is the right
-    start, or is out of range."""
     axis, first = at.step.args[1], _first_of(at)
     whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
     new = place(first, whole - size)
@@ -212,12 +205,10 @@ def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
 
 
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""The largest relative rounding error of each dtype."""
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, or a result and its operands. Yield none if the port has no rounded value of the
-    result's size."""
+    """Yield edits that round a result, or a result and its operands."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
@@ -229,7 +220,7 @@ def roundings(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
-    """Return a change that inserts the port's rounded values, because PyTorch may round ties in another direction."""
+    """Return a change that inserts the port's rounded values, because frameworks may round ties differently."""
 
     def changed(values: Values) -> Any:
         now = ChainMap({}, values)
@@ -242,7 +233,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
 
 
 def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
-    """Return the port's value that equals `exact` rounded to a dtype; raise `ValueError` without such a value."""
+    """Return the port's value that equals `exact` rounded to a dtype. Raise `ValueError` without such a value."""
     import torch
 
     if exact.to(getattr(torch, dtype)).to(exact.dtype).equal(exact):

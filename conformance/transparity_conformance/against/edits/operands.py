@@ -29,7 +29,6 @@ from transparity_conformance.listening.program import Change, Program, Ref, Step
 from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
-"""The largest number of replacements to try for one operand, to limit time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
@@ -69,27 +68,25 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """The position of a value in the code: a step, and the index of one of its results or arguments."""
+    """The position of a value in the code: a step's output or argument."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the index of the value in the program. `step` may be another run of the same code."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether the value `index` is the result at this position in some run of the instruction or, without
-        `is_same_site`, of its line."""
+        """Return whether some run of the instruction (or line, without `is_same_site`) computes the value `index`."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the index of this position's value in the last earlier run of the instruction or line, or None."""
+        """Return the value at this position in the last earlier run of the instruction or line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -97,8 +94,7 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return an edit that swaps two results wherever steps use them. Return no edit if the shapes differ, or if a value
-    is not a step's result."""
+    """Return an edit that swaps two results wherever steps use them, if their shapes are equal."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
@@ -108,7 +104,6 @@ def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[E
 
 
 def _swapping(at: At, one: Other, other: Other) -> Change | None:
-    """Return a change that swaps two results among a step's arguments; None if the step uses neither result."""
     program, step = at.program, at.step
     is_same_site = one.step.line == other.step.line and one.step is not other.step
     swapped = {
@@ -128,7 +123,6 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield values that may replace an operand, latest first. Stop at the previous run of the step's instruction."""
     mine, seen = program.values[index], {index, behind_views(program, index, in_order=True)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):
@@ -165,10 +159,9 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Groups of operations with the same arguments, which programmers may confuse."""
+"""Groups of operations that programmers may confuse."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""For each commutative operation, its inverse, which is not commutative."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
@@ -231,7 +224,6 @@ EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12, epsilon("float32"))
 
 
 LAYER_NORM = "the standard deviation with the epsilon"
-"""The labels of layer norms in `norms` start with these words."""
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:

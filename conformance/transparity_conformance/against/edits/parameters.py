@@ -27,7 +27,7 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""Mistakes in a layer norm: a description, and a function from the right weight and bias to the wrong ones."""
+"""Mistakes in a layer norm, as functions from the right weight and bias to the wrong weight and bias."""
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
@@ -48,7 +48,6 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
-    """Return the edit that swaps the parameters of two modules. The order of `one` and `other` has no effect."""
     one, other = sorted((one, other))
     make = functools.partial(_with_parameters, rename=functools.partial(renamed, names={one: other, other: one}))
     return Edit("parameter", f"swaps the parameters of {one} and {other}", make, rank=2, is_everywhere=True)
@@ -103,7 +102,7 @@ def _using(says: str, place: int, change: Function) -> Edit:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """If a constant is base ** (-i / n) for i = 0, 1, …, n - 1, yield edits that change the base."""
+    """Yield edits that change the base of a constant base ** (-i / n), where i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
@@ -123,7 +122,6 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the sibling modules whose parameters have the same names and shapes as the parameters of `module`."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")
@@ -145,7 +143,6 @@ def _in_module(name: str, names: Mapping[str, str]) -> str:
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
-    """Return a change that runs the step with the parameters that `rename` selects; None without a parameter."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}

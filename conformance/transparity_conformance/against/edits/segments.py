@@ -1,6 +1,4 @@
-"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment,
-such as a norm or an MLP, consists of the steps between a value and one of its dominators (see `..flow`).
-"""
+"""Edits that leave out, repeat, swap or replace segments: the steps between a value and one of its dominators."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The number of nearest dominators of a value at which a segment may start."""
+"""The number of nearest dominators at which a segment may start."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -73,7 +71,6 @@ def _applied(at: At, count: int, function: Function) -> Change | None:
 
 
 def _in_turn(at: At, counts: tuple[int, ...]) -> Change | None:
-    """Return a change that runs the last segment before the first segment, or a single segment twice."""
     found = at.behind(*counts)
     if found is None:
         return None
@@ -105,8 +102,7 @@ def _other_way_round(later: str, earlier: str) -> str:
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that swap a step with the segment that computes one of its operands. For example, the port adds a
-    residual before a norm, and the reference after the norm."""
+    """Yield edits that move a step before the segment of its operand, such as adding a residual before a norm."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -124,7 +120,6 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
-    """Return a change that applies the step to the value before the operand's segment, and then runs the segment."""
     operand = at.step.args[place]
     begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
     if not isinstance(operand, Ref) or count not in begins:
@@ -162,8 +157,7 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to the result of this step. The reference applies this segment only in another
-    layer."""
+    """Yield edits that apply a segment to this step's result, as another layer of the reference does."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return
@@ -180,8 +174,6 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield results of the step's instruction in other layers. Skip a result if the same instructions read the step's
-    result or a previously yielded result."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:
@@ -194,8 +186,6 @@ def _uses(program: Program, step: Step) -> set[Hashable]:
 
 
 def _as_elsewhere(at: At, end: Hashable) -> Change | None:
-    """Return a change that also applies a segment to this step's result. In another layer, this segment leads from the
-    same instruction to the line `end`."""
     program, flow = at.program, at.flow
     ends = [program.steps[number].output for number in program.lines.get(end, ())]
     pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in flow.behind(last))

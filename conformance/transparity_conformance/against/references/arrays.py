@@ -1,8 +1,4 @@
-"""Record a call of a NumPy function as a program of PyTorch operations.
-
-During the call, the name `np` in the reference's files refers to `torch._numpy`, PyTorch's implementation of NumPy. If
-`torch._numpy` lacks a function, NumPy runs this function, and the record contains one operation for the call.
-"""
+"""Record a call of a NumPy function as PyTorch operations: `np` refers to `torch._numpy` in the reference's files."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ emulated: Any = importlib.import_module("torch._numpy")
 
 
 def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of: Callable[[Any], Any]) -> Program:
-    """Record a call in float64. `answer_of` selects the array to compare from the result."""
+    """Record a call in float64. `answer_of` selects the array to compare."""
     names: dict[int, str] = {}
 
     def wrapped(name: str, array: np.ndarray) -> Any:
@@ -55,7 +51,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A recorder that turns constant tensors without axes back into Python numbers, as in the source code."""
+    """Turns constant tensors without axes back into Python numbers, as in the source."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":
@@ -95,14 +91,12 @@ def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorde
 
 def _other(value: Any, whole: _Namespace) -> Any:
     if isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "numpy":
-        path = value.__name__.split(".")[1:]
-        return functools.reduce(getattr, path, whole)
+        return functools.reduce(getattr, value.__name__.split(".")[1:], whole)
     is_function = isinstance(value, np.ufunc) or (callable(value) and getattr(value, "__module__", None) == "numpy")
     return getattr(whole, value.__name__, value) if is_function else value
 
 
 def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: Any) -> Any:
-    """Call a function of NumPy or SciPy on arrays of `torch._numpy`."""
     if method != "__call__":
         return NotImplemented
     special = getattr(torch.special, function.__name__, None)
@@ -130,7 +124,7 @@ class _Namespace(ModuleType):
 
 
 def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
-    """Call a NumPy function that `torch._numpy` lacks; record the call as one operation."""
+    """Call a NumPy function that `torch._numpy` lacks, as one recorded operation."""
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)

@@ -28,7 +28,7 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Visit an object and return it. For a container whose arrays are replaced, return a copy."""
+        """Visit an object. Return a copy of each container whose arrays are replaced."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:
@@ -87,7 +87,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, array) for each array in an object. An array with several names gets the first of these names."""
+    """Yield (first name, array) for each array in an object."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

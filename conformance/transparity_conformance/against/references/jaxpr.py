@@ -1,8 +1,4 @@
-"""Record a call of a JAX function as a program of PyTorch operations.
-
-JAX traces the function without `jit`, so that `scan` is unrolled and each equation has source lines. PyTorch then
-computes each equation with the equivalent operation.
-"""
+"""Record a call of a JAX function as PyTorch operations. Without `jit`, `scan` is unrolled and equations have lines."""
 
 from __future__ import annotations
 
@@ -26,14 +22,13 @@ from transparity_conformance.matching.values import agreeing
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-"""JAX primitives that contain equations, which `record` evaluates one by one."""
+"""Primitives whose equations `record` evaluates one by one."""
 
 
 def record(
     call: Callable[..., Any], inputs: Mapping[str, Any], held: Mapping[str, Any], answer_of: Callable[[Any], Any]
 ) -> Program:
-    """Record a call in float64. `held` contains the arrays to which the function refers, by name. `answer_of` selects
-    the array to compare from the result."""
+    """Record a call in float64. `held` has the arrays to which the function refers; `answer_of` selects the result."""
     with jax.disable_jit():
         closed = jax.make_jaxpr(lambda inputs: answer_of(call(**inputs)))(
             {k: jnp.asarray(v) for k, v in inputs.items()}
@@ -67,7 +62,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the code of the `jax.nn` function that contains an equation, and the frames outside this function."""
+        """Return the code of the `jax.nn` function that contains an equation, and the frames outside."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -205,7 +200,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return the number in a literal. For a float32 number, return the shortest decimal that rounds to this number."""
+    """Return a literal's number; for float32, the shortest decimal that rounds to it."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value
@@ -213,7 +208,6 @@ def _number(value: Any) -> Any:
 
 
 def _places(equation: Any) -> tuple[Place, ...]:
-    """Return the call stack of an equation, from the innermost instruction to the function that `record` called."""
     traceback = equation.source_info.traceback
     frames: Iterator[Place] = zip(*traceback.raw_frames(), strict=True) if traceback is not None else iter(())
     return tuple(itertools.takewhile(lambda place: place[0] is not record.__code__, frames))

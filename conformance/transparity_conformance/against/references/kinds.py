@@ -52,8 +52,7 @@ class TracedReference(Reference):
         self.forward = call_port(called_by_its_names, model)  # in evaluation mode
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and its budget (tolerance), measured with slightly changed inputs and weights.
-        Raise `TransparityError` if the recorded operations compute another answer than the original."""
+        """Return the float64 answer and its budget. Raise `TransparityError` if the record computes another answer."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]

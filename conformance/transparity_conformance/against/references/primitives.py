@@ -13,7 +13,7 @@ Meaning = Callable[..., Any]
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """Return PyTorch's dtype for a JAX dtype; integers get 64 bits, which PyTorch's indexing requires."""
+    """Return PyTorch's dtype. Integers get 64 bits, which PyTorch's indexing requires."""
     kind = getattr(name, "kind", "V")
     return torch.int64 if kind in "iu" else torch.bool if kind == "b" else getattr(torch, str(name))
 
@@ -120,13 +120,11 @@ MEANINGS: Mapping[str, Meaning] = {
     "argmin": lambda x, *, axes, **_: torch.argmin(x, axes[0]),
     "dot_general": _dot,
 }
-"""The PyTorch function for each primitive that an edit may change. If a primitive is missing or raises
-`NotImplementedError`, JAX runs it."""
+"""PyTorch functions of the primitives that an edit may change. JAX runs all other primitives."""
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code object of each `jax.nn` function to a function that returns candidates. A candidate is the
-    equivalent PyTorch function with one possible axis or approximation."""
+    """Map the code of `jax.nn` functions to PyTorch functions, with each possible axis or approximation."""
     import jax
     from torch.nn import functional as F
 

@@ -1,9 +1,5 @@
-"""Find the port's tensor for each tensor of the reference, if the tensors have different names.
-
-A choice for a tensor is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses.
-For each choice, the search loads the reference's weights into the port, and compares the values that both
-implementations compute.
-"""
+"""Find the port's tensor for each tensor of the reference, by loading weights into the port and comparing values. A
+choice is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses."""
 
 from __future__ import annotations
 
@@ -28,23 +24,22 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
-"""Operations that return parts of a tensor."""
 
 Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of a tensor, into which the search loads numbers of the reference."""
+    """A tensor of the port, or a part of a tensor, that receives numbers of the reference."""
 
     name: str
     is_transposed: bool = False
     axis: int = 0
     part: tuple[int, int] | None = None
-    """The part's range of rows or columns, as (start, end); None for the whole tensor."""
+    """The part's rows or columns, as (start, end); None for the whole tensor."""
 
     def of(self, values: Tensors) -> np.ndarray:
-        """Return a view of this tensor or part in the reference's order of axes, given the port's tensors by name."""
+        """Return a view of this part in the reference's order of axes."""
         found = values[self.name]
         found = found if self.part is None else found[(slice(None),) * self.axis + (slice(*self.part),)]
         return found.T if self.is_transposed else found
@@ -57,14 +52,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Choice:
-    """One or more places in the port that, joined along an axis, form a tensor of the reference."""
+    """Places in the port that, joined along an axis, form a tensor of the reference."""
 
     places: tuple[Place, ...]
     axis: int = 0
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """Return the module of each place, and the number of the part in the place's tensor."""
+        """Return the module of each place, and the number of the part in its tensor."""
         parts = ((each.name, each.part or (0, 1)) for each in self.places)
         return tuple((name.rpartition(".")[0], start // (end - start)) for name, (start, end) in parts)
 
@@ -84,9 +79,8 @@ Choices = dict[str, Choice]
 @dataclass(frozen=True)
 class Paired:
     choices: Choices
-    """For each tensor of the reference, the port's tensors into which the search loads the numbers."""
     confirmed: frozenset[str] = frozenset()
-    """The reference's tensors whose choice is confirmed, because the port computes the same values."""
+    """The reference's tensors whose choice makes the port compute the same values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value) for name, value in port.items()}
@@ -112,9 +106,8 @@ class Paired:
 def paired(
     program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
 ) -> Paired:
-    """Find the port's tensor for each tensor of the reference (`theirs`). `program` is a recorded call of the
-    reference, and `listen` returns the port's operations in the same call. Raise `PortError` if a tensor has no
-    counterpart, or if the order of the parts of a fused tensor stays unknown."""
+    """Find the port's tensor for each tensor of the reference (`theirs`). `listen` returns the port's operations in the
+    recorded call. Raise `PortError` if a tensor has no counterpart, or if the order of fused parts stays unknown."""
     port = ask(forward, "tensors")
     if not port:
         raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
@@ -135,8 +128,7 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Map each tensor of the reference to its fused tensor, if the fused tensor's parts differ in size. Each part's
-    range then depends on the order of the parts, which the search must confirm."""
+    """Map tensors to fused tensors whose parts differ in size, so that each part's range depends on the order."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
@@ -152,7 +144,7 @@ def _module(name: str) -> str:
 
 
 def _axis_of(part: Sequence[int], whole: Sequence[int]) -> int | None:
-    """Return the axis along which a tensor may be a part of a larger tensor, or None."""
+    """Return the axis along which one tensor may be a part of the other."""
     differ = [axis for axis, sizes in enumerate(zip(part, whole, strict=False)) if sizes[0] != sizes[1]]
     return differ[0] if len(part) == len(whole) and len(differ) == 1 and part[differ[0]] < whole[differ[0]] else None
 
@@ -162,12 +154,7 @@ def _turned(shape: tuple[int, ...], is_transposed: bool) -> tuple[int, ...]:
 
 
 class _Search:
-    """A search for the choices with which the port computes the reference's values.
-
-    Args:
-        within: the tolerance of each value.
-        known: a function that loads the reference's tensors into the port, and returns the port's values.
-    """
+    """A search for the choices with which the port computes the reference's values, within the tolerances `within`."""
 
     def __init__(
         self,
@@ -183,7 +170,6 @@ class _Search:
         self.spare = {name: each.shape for name, each in port.items() if tuple(sorted(each.shape)) in spare}
         self.lacking = {name: each.shape for name, each in theirs.items() if tuple(sorted(each.shape)) in lacking}
         self.beside: dict[str, list[str]] = {}
-        """The names of the tensors in `lacking`, by module."""
         for name in self.lacking:
             self.beside.setdefault(_module(name), []).append(name)
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
@@ -192,7 +178,6 @@ class _Search:
         self.is_turned = len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
         self.choices = {name: self._choices(name) for name in theirs}
         self.used: dict[int, list[str]] = {}
-        """The names of the tensors that each step uses, by the step's index."""
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
             names = {program.names[index] for index in given}
@@ -206,8 +191,7 @@ class _Search:
         return found + [each for way in ways for each in self._joined(name, way)]
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
-        """Yield the place of a whole tensor of the port, or of a part of this tensor. The rest of the tensor must fit
-        one or two other tensors of the same module in the reference."""
+        """Yield the whole tensor, and parts of the tensor if other tensors of the module fit the rest."""
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -221,7 +205,6 @@ class _Search:
             yield Choice((Place(whole, is_transposed, axis, (start, start + shape[axis])),))
 
     def _joined(self, name: str, is_transposed: bool) -> Iterator[Choice]:
-        """Yield two or three tensors of one module of the port that the reference fuses."""
         shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, str]]]()
         for each, own in self.spare.items() if name in self.lacking else ():
             if (axis := _axis_of(part := _turned(own, is_transposed), shape)) is not None:
@@ -232,7 +215,7 @@ class _Search:
                     yield Choice(tuple(Place(each, is_transposed) for _, each in run), axis)
 
     def run(self) -> Paired:
-        """Improve the first guess until the port computes the value of each step that uses tensors, if possible."""
+        """Improve the first guess until the port computes each value that depends directly on a tensor."""
         now, confirmed = self._guessed(), set[str]()
         known = self.known(now)
         for step in self.program.steps:
@@ -256,7 +239,6 @@ class _Search:
         return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed))
 
     def _guessed(self) -> Choices:
-        """Return a first guess: for each tensor, in the order of definition, the first free choice."""
         found = self._filled({})
         if missing := next((name for name in self.theirs if name not in found), None):
             shapes = [f"{each} {value.shape}" for each, value in self.port.items()]
@@ -270,13 +252,12 @@ class _Search:
             used.update({place.name: place.of(self.port).size for place in choice.places})
         for name, value in self.port.items():
             if used[name] < value.size or name not in used:
-                says = f"Not every element of the port's tensor {name} {value.shape} has a counterpart"
-                raise PortError(f"{says} in the reference.")
+                says = f"Some elements of the port's tensor {name} {value.shape} match no tensor of the reference."
+                raise PortError(says)
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Extend `choices` by the first free choice of each other tensor. A choice is free if it overlaps no earlier
-        choice. Leave out tensors without a free choice."""
+        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
         for name in [*choices, *(each for each in self.theirs if each not in choices)]:
             for choice in [choices[name]] if name in choices else self.choices[name]:
@@ -288,9 +269,8 @@ class _Search:
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
-        """Return `now` with the choices `wanted`. A tensor whose choice overlaps `wanted` gets its first free choice.
-        If a tensor has no free choice, choose again for all tensors except those in `wanted` and `fixed`. Return None
-        if a tensor still has no free choice, or if `wanted` overlaps the choice of a `fixed` tensor."""
+        """Return `now` with the choices `wanted`. Tensors that lose their choice get another choice; the choices of
+        `fixed` do not change. Return None if a tensor gets no choice."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:
@@ -301,8 +281,7 @@ class _Search:
         return None
 
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
-        """Yield other choices for the tensors of the steps before `step`. Steps with a common operand may swap choices:
-        for example, the guess may have confused a feed-forward's gate and up projection."""
+        """Swap choices of tensors that share an operand, such as a feed-forward's gate and up projection."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}
@@ -316,12 +295,11 @@ class _Search:
         return sorted(self.used.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the computed inputs of a step. If an input is a view, return the value that the view rearranges."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port computes a step's value, or all parts into which later steps split the value."""
+        """Return whether the port computes a step's value, or all parts into which later steps split it."""
         # The mean of a `native_layer_norm`, which is another output, does not depend on the weight.
         compared = step.outputs if short(step) in PARTS else (step.output,)
         if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in compared):
@@ -334,7 +312,7 @@ class _Search:
         )
 
     def _alternatives(self, now: Choices, names: Sequence[str], fixed: Collection[str]) -> Iterator[Choices]:
-        """Yield other choices for `names`, likely choices first. The choices of `fixed` tensors do not change."""
+        """Yield other choices for `names`, likely choices first, without changing `fixed` tensors."""
 
         def unlikeliness(chosen: Sequence[tuple[int, Choice]]) -> tuple[int, int]:
             return len({choice.owners for _, choice in chosen}), sum(number for number, _ in chosen)
@@ -352,7 +330,7 @@ class _Search:
                 yield found
 
     def _as_in_other_layers(self, now: Choices, confirmed: Collection[str]) -> Choices:
-        """For each unconfirmed tensor, repeat the choice of a confirmed tensor with the same role in another layer."""
+        """Repeat, for each unconfirmed tensor, the confirmed choice of the same tensor in another layer."""
         for name in [each for each in now if each not in confirmed]:
             for known in confirmed:
                 ours, theirs = NUMBER.findall(name), NUMBER.findall(known)

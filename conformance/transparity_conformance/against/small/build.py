@@ -30,8 +30,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""For each attempt to shrink a configuration, the kinds of fields that do not change. With `ratios`, the ratios of
-widths do not change."""
+"""The kinds of fields that each attempt leaves unchanged; `ratios` stands for the ratios of widths."""
 
 AUTO = (
     "CAUSAL_LM",
@@ -41,11 +40,10 @@ AUTO = (
     "IMAGE_TEXT_TO_TEXT",
     "IMAGE_CLASSIFICATION",
 )
-"""Names of tables in `transformers` that map model types to classes, in the order of search."""
+"""Tables in `transformers` from model types to classes, in the order of search."""
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
-    """Return the configuration in a config.json. The path may be the file or its folder."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         fields = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
@@ -68,13 +66,11 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def _decoded(fields: dict[str, Any]) -> Any:
-    """Return the fields of a JSON object, or the number if the object stands for an infinite number or NaN."""
     return float(fields["__float__"]) if fields.keys() == {"__float__"} else fields
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the class `model_class` or, by default, the class that the configuration names. If the configuration names
-    no class, return the class in the first table of `AUTO` that contains the model type."""
+    """Return the class `model_class`, or the configured class, or the first class in `AUTO` for the model type."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -91,8 +87,7 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small float32 model with random weights in evaluation mode. If the model does not run, shrink fewer
-    fields of the configuration (see `KEPT`)."""
+    """Return a small float32 model in evaluation mode. If the model does not run, shrink fewer fields (see `KEPT`)."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:
@@ -139,7 +134,7 @@ def _refuse_large(model: torch.nn.Module) -> None:
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
-    """Return the configuration of a model class. This configuration may be nested in the given configuration."""
+    """Return the (possibly nested) configuration of a model class."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
@@ -147,8 +142,7 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Fill all learned parameters with random numbers. Also fill other parameters and buffers that are constant or
-    uninitialized, but keep computed tables such as sines."""
+    """Fill parameters, and buffers that are constant or uninitialized; keep computed tables such as sines."""
     generator = torch.Generator().manual_seed(seed)
     modules = sorted(
         model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding)
@@ -167,7 +161,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all elements are finite and equal, or all are NaN. NaN marks uninitialized memory."""
+    """Return whether all elements are equal, or all are NaN, which marks uninitialized memory."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())

@@ -41,8 +41,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""For each kind of field, a regular expression for names. A field has the first kind whose expression matches the
-field's name."""
+"""A regular expression for the names of each kind of field; the first match decides."""
 
 MOST = {
     "vocabulary": 131,
@@ -57,14 +56,13 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest value of each kind of field in a small model. Sizes of these kinds do not depend on other sizes."""
+"""In small models, the largest value of each kind of field that does not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
-"""The pair (kind, value) of each field, by the field's name."""
+"""The kind and the value of each field."""
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a field by its name; empty if no kind matches."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
@@ -105,7 +103,6 @@ def sizes(value: Any) -> list[int]:
 
 
 def mapped(value: Any, function: Callable[[int], int]) -> Any:
-    """Apply a function to each positive integer in a number or in nested lists."""
     if is_list(value):
         return type(value)(mapped(each, function) for each in value)
     return function(value) if is_size(value) else value
@@ -115,16 +112,11 @@ PREFIX, LONGEST = 6, 16
 """The largest number of layers to keep: `PREFIX` if the first layers include each kind twice, otherwise `LONGEST`."""
 
 OF_LAYERS = ("layers", "depths", "period", "first", "last", "place", "places")
-"""The kinds of fields that count, list or locate layers. A field of kind `depths` may list the number of layers in
-each stage; a small model keeps all stages."""
+"""The kinds of fields that count, list or locate layers; `depths` may count the layers of each stage."""
 
 
 class Layers:
-    """The layers that a small configuration keeps.
-
-    Attributes:
-        picks: for each number of layers in the configuration, the indices of the layers to keep.
-    """
+    """The layers that a small configuration keeps. `picks` maps each number of layers to the indices of kept layers."""
 
     def __init__(self, fields: Fields, special: Mapping[int, Any]) -> None:
         self.fields, self.special = fields, special
@@ -159,7 +151,7 @@ class Layers:
         return sum(old < value if kind == "first" else old >= self.count - value for old in self.kept)
 
     def _are_places(self, kind: str, value: Any) -> bool:
-        """Return whether a list contains indices of layers, rather than one number (0 or 1) for each layer."""
+        """Return whether a list contains indices of layers, rather than a flag (0 or 1) for each layer."""
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
@@ -186,21 +178,18 @@ class Layers:
 
 
 LONGEST_PERIOD = 4
-"""The limit to which `shorter` reduces even periods. A small model keeps two layers of each kind. A period of 4
-therefore gives 8 layers, half of `LONGEST`."""
+"""Even periods are halved to at most this number, so that 8 layers contain each kind twice."""
 
 
 def shorter(period: int) -> int:
-    """Halve an even period until it is at most `LONGEST_PERIOD`."""
     while period > LONGEST_PERIOD and period % 2 == 0:
         period //= 2
     return period
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
-    keep only these layers. Otherwise, keep two layers of each kind, at most `LONGEST` in total. If a kind has only one
-    layer, repeat this layer, unless the model has at most two layers."""
+    """Return the indices of two layers of each kind, at most `LONGEST`. Keep only the first `PREFIX` layers if these
+    layers suffice. Repeat a kind's only layer if the model has more than two layers."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

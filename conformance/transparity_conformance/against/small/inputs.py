@@ -21,25 +21,22 @@ FEATURES = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""For each input that can accompany text: the method that extracts its features, and the fields that may contain the
-id of its placeholder token."""
+"""For each input that can accompany text: the method that extracts features, and fields with the placeholder's id."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """The number of samples of raw audio, and the range of token ids."""
 
 EDGE = 32
-"""The width and height of a page with text. Models take the boxes of words as integers, or as fractions of the page."""
+"""The width and height of a page, which contains the boxes of words."""
 
 MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
-"""The inputs that are images, videos or audio."""
 
 MAIN = ("input_ids", *MEDIA, "inputs")
 
 
 def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return random arrays by name that the model accepts, the main input first. Try several layouts until the model
-    runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. If the model takes a mask, the
-    last two tokens of the last row are padding."""
+    """Return random arrays that the model accepts, the main input first; try several layouts. A decoder with an encoder
+    gets two tokens fewer than `length`. The last two tokens of the last row are padding if the model takes a mask."""
     failure: Exception = TypeError(f"The {type(model).__name__} accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):
@@ -99,7 +96,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the value of the first field of `names` in the configuration or a nested configuration."""
+        """Return the first field of `names` in the configuration or a nested configuration."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -168,7 +165,7 @@ class _Inputs:
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:
-        """Yield images as sequences of 16 patches, from a grid of 4 × 4."""
+        """Yield images as 16 patches, from a grid of 4 × 4."""
         patch = self._find("patch_size")
         if not isinstance(patch, int):
             return
@@ -195,8 +192,8 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield text together with an image or a sound. The text starts with one placeholder token for each feature
-        vector, or has as many tokens as there are feature vectors."""
+        """Yield text with an image or a sound. The text starts with one placeholder token for each feature vector, or
+        has as many tokens as there are feature vectors."""
         for name, (method, tokens) in FEATURES.items():
             if name not in self.names or (extract := self._method(method)) is None:
                 continue

@@ -25,20 +25,19 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
+"""The head size, the smallest shrunk width, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with at least this id get an id at the end of the small vocabulary, which random texts do not use."""
+"""Special tokens with at least this id move to the end of the small vocabulary, which random texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""A field that counts heads has one of these words in its name if the heads belong to a mixer other than attention."""
+"""Words that mark fields about the heads of a mixer other than attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
-    """Return a small copy of a configuration and its nested configurations. The kinds of fields in `keep` (see
-    `fields.KINDS`) stay unchanged; `ratios` keeps the ratios of all widths."""
+    """Return a small copy of a configuration. The kinds of fields in `keep` (see `fields.KINDS`) stay unchanged."""
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
     tokens: dict[int, int] = {}
@@ -99,7 +98,7 @@ class _Part:
         return of_kind(self.fields, kind)
 
     def _mixer(self, name: str) -> str:
-        """Return the mixer in `MIXERS` whose heads a field counts; empty for attention."""
+        """Return the mixer whose heads a field counts; empty for attention."""
         if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
             return "mamba"
         return next((each for each in MIXERS if each in name), "")
@@ -131,8 +130,7 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width, at most the original, that is a multiple of the small head counts and differs from other
-        small widths."""
+        """Return a width that is a multiple of the head counts and differs from other small widths."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -164,8 +162,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages. Keep the number of stages whose outputs the model
-        returns."""
+        """Shorten the list of stages if each layer is a stage."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -221,9 +218,7 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation between a width and heads × head size, which shrinking may have broken. If heads × head
-        size was a multiple of the model's width, restore this multiple. If heads × head size was equal to another
-        width, set this width to the new product."""
+        """Restore the relation between heads × head size and widths, which shrinking may have broken."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -249,8 +244,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of rotary positions in effect. If positions are scaled only in texts beyond some length,
-        lower this length, so that short texts are scaled, too."""
+        """Lower the length at which positions are scaled, so that short texts are scaled, too."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -265,7 +259,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Map each head count of a configuration to a small head count. Keep the proportions if possible; 1 stays 1."""
+    """Map head counts to small head counts in the same proportions, if possible; 1 stays 1."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

@@ -34,29 +34,28 @@ from transparity_conformance.running.ways import LABELS, up_to
 CLAIM = Way("forward.reach")
 
 SECONDS = 2.0
-"""The seconds after which a comparison skips its remaining lengths, prompts or calls."""
+"""Seconds after which a comparison skips its remaining lengths, prompts or calls."""
 
 IMAGE = 4
-"""The number of axes of a batch of images: (batch, channels, rows, columns)."""
+"""The axes of a batch of images: (batch, channels, rows, columns)."""
 
 MOST_ROWS = 13
-"""The largest batch. The batch sizes of short texts cycle through 1, 2, …, `MOST_ROWS`."""
+"""The batch sizes of short texts cycle through 1, 2, …, `MOST_ROWS`."""
 
 
 def longest_of(reference: Reference, source: Source) -> int:
-    """Return the largest length that the reference accepts and can compute in about 0.2 s."""
+    """Return the largest length that takes at most about 0.2 s."""
     size = sum(each.size for each in reference.weights.values())
     return max(1, min(source.longest, int(AFFORDABLE / max(size, 1))))
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
-    """Return the integers in the configuration, such as a window, that are at most `longest`."""
+    """Return numbers in the configuration, such as a window, that are at most `longest`."""
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare answers for other lengths, batches and image sizes. If an answer is wrong, search for the smallest wrong
-    length. If no answer is wrong, each size for which the port raises an exception counts as untested."""
+    """Compare other lengths, batches and image sizes. Find the smallest wrong length; failed calls are untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -124,8 +123,7 @@ REPEATS = Way("repeats")
 
 
 def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
-    """Repeat earlier calls of the port in random order, and compare each answer with the call's first answer. A faulty
-    port may keep state from a call with another length, batch or mask."""
+    """Repeat earlier calls in random order. A faulty port may keep state from another length, batch or mask."""
     began, answers = time.monotonic(), list[Answer]()
     for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
         first = sides.called[index]
@@ -137,22 +135,20 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
         answers.append(answer_of(sides.reference, name, inputs, actual, first.actual, first.budget))
         if not answers[-1].agrees or time.monotonic() - began > SECONDS:
             break
-    found = as_result(REPEATS, sides.explained(Outcome(answers)))
-    return dataclasses.replace(found, calls=len(answers))
+    return dataclasses.replace(as_result(REPEATS, sides.explained(Outcome(answers))), calls=len(answers))
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""The length of the prompt, the number of positions per step, and a text length beyond the windows of small models."""
+"""The prompt's length, the positions per step, and a length beyond the windows of small models."""
 
 BEYOND = 4
-"""The number of positions to compare after a threshold, such as the length of the window."""
+"""The number of positions to compare after a threshold, such as a window."""
 
 STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps. Skip inputs for which the reference's cached steps differ from its forward
-    pass."""
+    """Compare the logits of cached steps, where the reference's cached steps equal its forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -168,8 +164,6 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the first inputs that the port accepts, if the reference's cached steps equal its forward pass on these
-    inputs."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():
@@ -216,7 +210,6 @@ GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
 
 
 def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the generated tokens, for the first inputs and for inputs with padding on the left."""
     if reason := why_not(GENERATION.method, sides):
         return not_compared(f"{GENERATION.claim}: {reason}")
     view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
@@ -236,8 +229,8 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
 
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
-    """Return whether rounding cannot change the generated tokens. The reference must choose the same tokens in float64
-    and in its own dtype. Without padding, the highest logit must exceed the second by more than twice the budget."""
+    """Return whether rounding cannot change the generated tokens. The reference chooses the same tokens in float64 and
+    in its own dtype. Without padding, the two highest logits differ by more than twice the budget."""
     tokens, _ = view.near(inputs)
     if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
         return False
@@ -252,7 +245,7 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 
 
 def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
-    """Extend each array that has one integer per position, such as token types, by zeros for the new positions."""
+    """Append zeros to arrays that have one integer per position, such as token types."""
     shape = inputs[content].shape
     beyond = ((0, 0), (0, max(length - shape[1], 0)))
     return {
@@ -264,7 +257,7 @@ def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
 LOSS = Way("loss", "loss")
 
 IGNORED, SHARE = -100, 0.2
-"""The label that PyTorch and `transformers` ignore in a loss, and the share of labels that get this value."""
+"""The ignored label of PyTorch's losses, and its share of the labels."""
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
@@ -280,8 +273,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Add random labels. Ignore labels at and after padding, some random labels, and half of the first row. With half
-    of a row ignored, a mean over rows differs from a mean over labels."""
+    """Add random labels. Half of the first row is ignored, so that a mean over rows differs from a mean over labels."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])

@@ -1,8 +1,4 @@
-"""If the checker supports the reference's family, name the port's faults as in the catalogue.
-
-The checker's own NumPy reference loads the same folder and imitates each fault of the catalogue. If the reference with
-a fault computes the port's answers, the report names this fault.
-"""
+"""Name the port's faults as in the catalogue, if the checker's NumPy reference supports the family."""
 
 from __future__ import annotations
 
@@ -24,15 +20,14 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The number of inputs to try for each fault if edits explain the answers. Without edits, all inputs are tried, so that
-no fault is named by coincidence."""
+"""The inputs to try for each fault if edits explain the answers; otherwise, all inputs are tried."""
 
 
 def with_names(
     report: Report, folder: Path | None, answers: Sequence[Answer], budget: float | None, progress: Progress
 ) -> Report:
-    """Add a note on each fault of the catalogue that explains the port's answers. If the report has one difference, and
-    one fault explains it, the difference also gets the fault's id."""
+    """Add a note on each fault that explains the answers. If there is only one difference and only one fault, name the
+    fault in the difference."""
     if folder is None or not any(not each.agrees for each in answers):
         return report
     try:
@@ -62,8 +57,7 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Convert inputs without padding to probes of the checker's NumPy reference, wrong answers first. Skip inputs that
-    this reference does not accept."""
+    """Convert inputs without padding to probes of the checker's NumPy reference, wrong answers first."""
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]

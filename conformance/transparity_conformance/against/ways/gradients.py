@@ -1,8 +1,4 @@
-"""Compare the gradients of all parameters.
-
-The differentiated scalar is the inner product of the answer and random numbers. If a gradient is wrong, find the
-function at which the backward pass becomes wrong.
-"""
+"""Compare the gradients of the inner product of the answer and random numbers."""
 
 from __future__ import annotations
 
@@ -64,7 +60,6 @@ class Expected:
     inputs: Inputs
 
     def pair(self, way: Callable[[Any, Any], Result], exact: Any, rounded: Any) -> tuple[Result, Result]:
-        """Return the results of a call in float64 and in the reference's own dtype."""
         with exactly():
             true = way(exact, self.reference.given(exact, self.inputs))
         return true, way(rounded, self.reference.given(rounded, self.inputs))
@@ -87,12 +82,11 @@ class Expected:
 
     @functools.cached_property
     def near(self) -> dict[str, float]:
-        """Return the budget of each gradient, from the rounding error of one run."""
         return self._budgets([self.own])
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return the budget of each gradient, from the rounding errors of several slightly changed models."""
+        """Return the budget of each gradient, from several slightly changed models."""
         return self._budgets([self.own, *(self.pair(_gradients, *pair) for pair in self.reference.neighbours)])
 
 
@@ -146,8 +140,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
 
 
 class Place:
-    """A search for the function at which the backward pass becomes wrong: the reader of the port's last value with a
-    wrong gradient."""
+    """A search for the function at which the backward pass becomes wrong."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port
@@ -156,8 +149,7 @@ class Place:
         def within(a: np.ndarray | None, b: np.ndarray | None) -> float:
             return 0.0 if a is None or b is None else rule.budget(_apart(a, b), ulp, 1.0)
 
-        values = zip(exact.operations, rounded.operations, strict=True)
-        self.shares = [within(a.value, b.value) for a, b in values]
+        self.shares = [within(a.value, b.value) for a, b in zip(exact.operations, rounded.operations, strict=True)]
         self.shares_of_gradients = [within(a, b) for a, b in zip(exact.gradients, rounded.gradients, strict=True)]
         known = Known({index: fingerprint(each.value) for index, each in enumerate(port.operations)})
         self.alike: list[list[int]] = [[] for _ in port.operations]
@@ -174,7 +166,6 @@ class Place:
         return [self.theirs.operations[index].name for index in sorted(learned, key=lambda index: -last.get(index, -1))]
 
     def _is_wrong(self, index: int) -> bool:
-        """Return whether the gradient of a port's value differs from the gradients of all matching reference values."""
         given, theirs = self.port.gradients[index], self.theirs.gradients
         expected = {each: gradient for each in self.alike[index] if (gradient := theirs[each]) is not None}
         if not expected or len(expected) < len(self.alike[index]) or not self.port.passes[index]:
@@ -183,8 +174,7 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the port's line and the reference's line. If no gradient passes through a function of the port, also
-        return a cause."""
+        """Return the lines of port and reference, and a cause if no gradient passes through a function of the port."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()

@@ -33,19 +33,15 @@ from transparity_conformance.running.ways import offers as model_offers
 
 @dataclass(frozen=True)
 class Way:
-    """A kind of call to the port and the reference, such as cached steps."""
-
     claim: str
-    """The name of the comparison in the report."""
     method: str = ""
     """The name of the call in `running.ways`; empty for the forward pass."""
     settings: tuple[int, ...] = ()
-    """The first arguments of the call, before the inputs."""
+    """The first arguments of the call."""
     says: str = ""
     """The settings in words, for the report."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return a view of the reference whose answers are the results of this kind of call."""
         function = WAYS[self.method][0]
         return reference.calling(lambda model, inputs: function(model, *self.settings, inputs))
 
@@ -60,10 +56,9 @@ class Sides:
     reference: Reference
     make: Callable[[], Callable[..., Any]]
     budget: float | None
-    """The time limit of the search for causes, in seconds; None to limit only the amount of work."""
+    """The time limit of the search in seconds; None to limit only the amount of work."""
     progress: Progress
     called: list[Answer] = field(default_factory=list)
-    """The answers of all compared forward passes."""
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
@@ -72,7 +67,6 @@ class Sides:
     def answered(
         self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
     ) -> np.ndarray:
-        """Return the port's answer to a kind of call; an empty `method` means the forward pass."""
         answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
         if answer.dtype.kind not in "fiu":
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
@@ -92,8 +86,7 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers. If another call or build of the port does not repeat a wrong
-        answer, the reported line is the first line whose value then differs."""
+        """Find the lines and causes of wrong answers, or the first line at which repeated answers differ."""
         if not outcome.wrong:
             return outcome
         reference, first = reference or self.reference, outcome.wrong[0]
@@ -108,8 +101,7 @@ class Sides:
         return dataclasses.replace(outcome, faults=[fault])
 
     def _unsteady(self, way: Way, reference: Reference, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
-        """Return (cause, port with another answer) if another call or build of the port does not repeat the wrong
-        answer `first`. Otherwise, or if the port raises an exception, return None."""
+        """Return (cause, port with another answer) if another call or build does not repeat the answer `first`."""
 
         def ask_port(forward: Callable[..., Any]) -> Answer:
             call = functools.partial(self.answered, way.method, way.settings, forward=forward)
@@ -141,9 +133,7 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare the answers of both implementations in one kind of call. The result contains a fault for each difference.
-    `reference` is the result of `way.reference`. `shorten` returns shorter inputs for a wrong answer; if the answer
-    stays wrong, the report describes the shorter call."""
+    """Compare one kind of call. `reference` is `way.reference(…)`; `shorten` shortens inputs with a wrong answer."""
     if not probes:
         return not_compared(f"{way.claim}: not compared, because no probe has suitable inputs")
     try:
@@ -158,7 +148,6 @@ def compare_way(
 
 
 def why_not(method: str, sides: Sides) -> str:
-    """Return why a kind of call is not compared, or "" if the port and the reference both offer the call."""
     model = sides.reference.model
     offered = {
         "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),
@@ -184,7 +173,6 @@ def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
 def compare_third(
     sides: Sides, answers: Sequence[Answer], make: Callable[[], Callable[..., Any]], name: str
 ) -> ThirdComparison:
-    """Compare a third implementation, built by `make`, with the reference and with the port's `answers`."""
     third = Sides(sides.reference, make, 0.0, sides.progress)
     given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))
     found = {each.probe: each for each in third.judged(given).answers}

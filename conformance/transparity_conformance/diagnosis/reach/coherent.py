@@ -1,11 +1,5 @@
-"""Find coherent errors: errors within the budget that resemble the effect of a known fault more than rounding errors
-do.
-
-The effect of a fault is the change of the reference's logits if the reference has the fault. Rounding errors point in
-random directions, so their projection onto an effect is small. An error that contains a multiple of the effect has a
-larger projection. The checker projects the error of the port's logits onto each effect. The checker compares this
-projection with projections of the reference's own rounding errors, measured with slightly changed weights.
-"""
+"""Find errors within the budget that resemble the effect of a known fault on the logits more than rounding errors do.
+Rounding errors point in random directions, so their projections onto an effect are small."""
 
 from __future__ import annotations
 
@@ -27,32 +21,28 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The number of slightly changed sets of weights with which the reference's rounding errors are measured."""
+"""The number of slightly changed sets of weights that measure rounding errors."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes whose errors are projected: most faults change the logits of these probes."""
+"""Probes on which most faults change the logits."""
 
 Errors = Mapping[str, np.ndarray]
-"""The flattened differences of the logits, by the name of the probe."""
 
 Key = tuple[str, str]
 Effects = dict[Key, tuple[Hypothesis, np.ndarray]]
-"""The effect of each fault on the logits of a probe, by the fault's id and variant."""
 
 _kept: WeakKeyDictionary[Probe, Effects] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Coherent:
-    """An error that contains a multiple of the effect of a fault."""
-
     hypothesis: Hypothesis
     coefficient: float
-    """The multiple of the effect; 1 is the effect of the whole fault."""
+    """The multiple of the effect; 1 is the whole fault."""
     excess: float
-    """The length of the projection, relative to the largest length that rounding explains."""
+    """The projection's length, relative to the largest length that rounding explains."""
     cause: Cause | None
-    """The fault as a cause; None if a coherent error remains when the reference has the fault."""
+    """The fault as a cause; None if an error remains with the fault."""
 
     @property
     def says(self) -> str:
@@ -63,8 +53,7 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Project the error of the port's logits onto the effect of each fault. Return the fault with the longest
-    projection; None if rounding explains the projection."""
+    """Return the fault with the longest projection of the logits' error, unless rounding explains it."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -109,8 +98,7 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Return (length, coefficient, key) of the longest projection of the errors onto an effect. Lengths are relative to
-    `scales`, the sizes of rounding errors on the probes."""
+    """Return (length, coefficient, key) of the longest projection onto an effect, in multiples of `scales`."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0

@@ -1,8 +1,4 @@
-"""Differences that are not faults.
-
-If all keys of a query are masked, the result depends on a convention of the implementation. If the router scores of two
-experts are nearly equal, rounding determines which expert is chosen.
-"""
+"""Differences that are not faults: conventions for fully masked queries, and near-ties between experts."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ OURS = (
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """Yield a claim about the largest difference that comes from another convention for fully masked queries. Yield
-    nothing if the conventions agree."""
+    """Yield a claim about the largest difference from another convention for fully masked queries, if any."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -35,17 +30,14 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
     ]
     if found:
         _, tap, worst = max(found, key=lambda item: item[0])
-        where = f"{tap} ({worst.probe.name})"
-        yield ClaimResult(ID, "agrees", worst.everywhere[tap], worst.budgets[tap], where)
+        yield ClaimResult(ID, "agrees", worst.everywhere[tap], worst.budgets[tap], f"{tap} ({worst.probe.name})")
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port's convention for fully masked queries differs from the reference's."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
 def near_tie_notes(results: Results, dtype: str) -> list[str]:
-    """Return a note on positions that depend on a near-tie between experts."""
     tied, total = tied_outputs(results, dtype)
     says = (
         f"near_ties: the router's scores of two experts differ by less than rounding in {dtype}, so either expert may "
@@ -56,7 +48,6 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
 
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
-    """Return (number of output positions that depend on a near-tie, number of all output positions)."""
     shown = [result for result in results.values() if result.recorded]  # none if all shapes are wrong
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
@@ -64,7 +55,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port returns its router scores, or near-ties affect at most half of its output positions."""
+    """Return whether the port returns router scores, or near-ties affect at most half of the output positions."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

@@ -17,8 +17,7 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Add the coverage to a report. The verdict `agrees` becomes `inconclusive` if no call exercises a field, or if a
-    call failed."""
+    """Add the coverage. `agrees` becomes `inconclusive` if a field was not exercised, or a call failed."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
@@ -28,7 +27,6 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """Return the coverage of calls: the lengths, the batch sizes, and the range of each size of the model."""
     every = list(probes)
     if not every:
         return Coverage()
@@ -67,16 +65,14 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""After the calls of a port have taken this number of seconds, the checker makes only the most informative calls. In
-PyTorch, all calls of a small model take a twentieth of this time. A port that compiles for each shape may take
-longer."""
+"""After this time, only the most informative calls follow. All calls of a small PyTorch model take a twentieth; a port
+that compiles for each shape may take longer."""
 
 CALLS = 120
-"""The number of forward passes in a history (many calls of one object). If all these passes are right, then fewer than
-2.5 % of calls in random order are wrong, with 95 % confidence."""
+"""The number of calls of one built model. If all are right, at most 2.5 % of calls are wrong (95 % confidence)."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
-"""The cause if the result of a call is wrong in a history but right from a newly built model."""
+"""The cause of a result that is wrong only after other calls."""
 
 DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
 UNSTEADY = "two runs on the same inputs differ: dropout, or another random operation, is active"
@@ -102,7 +98,7 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Find the first wrong length. `call(length)` returns whether the result is wrong, or None to end the search."""
+    """Find the first wrong length. `call(length)` returns whether the result is wrong; None ends the search."""
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)
     while 0 < right < wrong - 1:

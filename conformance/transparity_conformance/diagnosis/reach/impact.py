@@ -16,7 +16,7 @@ from transparity_conformance.report.report import Divergence, Impact
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Add the impact to each divergence. Divergences with the same cause share one impact."""
+    """Add the impact to each divergence; divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)
@@ -33,9 +33,8 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps` or, without taps, of the whole port. Return None if the logits of a
-    probe cannot be compared. Also return None if none of the `taps` is wrong, because only the logits of the whole port
-    then reveal the cause."""
+    """Return the impact of the deviations at `taps` or, without taps, of the port. Return None if logits cannot be
+    compared, or if none of `taps` is wrong."""
     if taps and not any(_wrong(result, taps) for result in results.values()):
         return None
     real = changed = moved = padded = 0

@@ -1,8 +1,5 @@
-"""Find the smallest set of faults with which the reference computes the port's logits on every probe.
-
-The checker matches the operations of a port with taps by their values, and some matches may be wrong. Faults that
-explain the logits are therefore more reliable than faults that explain each activation separately.
-"""
+"""Find the smallest set of faults with which the reference computes the port's logits. These faults are more reliable
+than faults of single activations, whose matches with operations may be wrong."""
 
 from __future__ import annotations
 
@@ -27,23 +24,22 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.on_disk import chosen as chosen_of
 
 Taps = Mapping[str, Mapping[str, np.ndarray]]
-"""The activations of a port, by probe and tap."""
 
 
 class Answer:
-    """The logits of a port on every probe. `alone` contains the results of comparing only the logits."""
+    """A port's logits on every probe. `alone` has the results of comparing only the logits."""
 
     found: Collection[str] = ()
-    """The taps that are matched with operations of the port by value."""
+    """The taps that are matched with operations by value."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that reproduce the port's logits. The method `single` sets this attribute."""
+    """The single faults that reproduce the logits."""
 
     told: Combination = ()
-    """The faults that the report names, which together reproduce the port's logits."""
+    """The reported faults, which together reproduce the logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that are wrong even with the faults `told`, because they are matched with wrong operations."""
+    """The taps that stay wrong with `told`, because their matches are wrong."""
 
     def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.clock, self.ranks = alone, clock, ranks
@@ -76,23 +72,21 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that reproduce the logits if they act at all of their possible taps. Return the first
-        of these faults, or ()."""
+        """Find the single faults that, at all possible taps, reproduce the logits; return the first."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
-        """Return the combinations of one or two faults that reproduce the port's logits."""
         return _complete(self.search, PAIR)
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """Return the taps that are wrong even with the faults `chosen`, except taps that differ only in form."""
+        """Return the taps that stay wrong with `chosen`, except taps that differ only in form."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the smallest set of faults from `told` that contains a fault from `last` and reproduces the logits, or
-        (). Each fault acts at the taps where it was found, or at a larger group of taps that includes them."""
+        """Return the smallest subset of `told` that includes a fault from `last` and reproduces the logits; otherwise
+        ()."""
         kinds, new = by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -106,9 +100,9 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one more fault that, with the faults in `last` or in `told`, reproduces the logits. Return known
-        and new faults, or (). The known faults first act at all possible taps, because the missing fault may hide their
-        effect at some taps. In a second search, the known faults act at the taps that leave the smallest difference."""
+        """Return faults from `last` or `told`, with one new fault, that reproduce the logits. The known faults first
+        act at all possible taps, because the missing fault may hide their effect at some taps. Then the known faults
+        act at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
@@ -121,12 +115,11 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return combinations of the faults at the taps of `_widths`, sorted by the remaining difference."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """Return a fault at the taps where it was found, and at each larger group of taps that includes them."""
+        """Return a fault at the taps where it was found, and at each larger group of taps."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         possible = (site for site in self.sites if made_at(self.search.screen.config, fault, site))
@@ -134,12 +127,11 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return single faults at all possible taps that, together with `known`, reproduce the port's logits."""
+        """Return single faults at all possible taps that, together with `known`, reproduce the logits."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str], end: str = "logits") -> bool:
-        """Return whether the faults reproduce the port's value at `end`, given the port's values at `given`."""
         having = {
             each.probe.name: dataclasses.replace(
                 each,

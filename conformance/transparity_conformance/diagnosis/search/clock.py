@@ -13,14 +13,12 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The search ends after this amount of work, in the unit of the module `work`. This amount excludes the matching of
-operations with taps. If a fault of a small model has no explanation, matching and search take about 30 s together."""
+"""The work of a search. Matching operations and an unsuccessful search take about 30 s for a small model."""
 
 CANDIDATES = 300
-"""`allow` extends the limit of work, so that about this many candidates can be tried."""
 
 STAGES = 4
-"""The number of stages of a search: logits, operations, segments, and unexplained faults."""
+"""The stages of a search: logits, operations, segments, and unexplained faults."""
 
 STEP = 0.1
 """The work between two progress reports."""
@@ -29,13 +27,11 @@ Candidate = TypeVar("Candidate")
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """Raised if the search has used all of its work or time; the search then discards unconfirmed candidates."""
+    """Raised when the work or time is used up; unconfirmed candidates are discarded."""
 
 
 @dataclass
 class Limit:
-    """An amount of work or time; `read` returns how much has been used."""
-
     read: Callable[[], float]
     amount: float
     end: float = field(init=False)
@@ -48,14 +44,13 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return a limit for one stage: an equal share of the whole amount, but at most the amount that is left."""
+        """Return one stage's limit: an equal share, but at most the rest."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
 class Clock:
-    """The limits of a search, and the number of tried candidates. The limit counts work, not time, so that a slow or
-    busy computer finds the same causes. `cap` also limits the processor time, in seconds. `watch` gets the progress: a
-    text, the finished work, and all work."""
+    """The limits of a search. Work, unlike time, does not depend on the computer's speed. `cap` limits the processor
+    time in seconds. `watch` gets a text, the finished work, and all work."""
 
     def __init__(self, cap: float | None = None, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.work = Limit(work.done, WORK)
@@ -65,13 +60,12 @@ class Clock:
         self.watch, self.told = watch, float("-inf")
 
     def allow(self, of_a_candidate: float) -> None:
-        """Extend the limit of work to about `CANDIDATES` candidates, each of which takes the work `of_a_candidate`."""
+        """Extend the limit to about `CANDIDATES` candidates, each of which takes the work `of_a_candidate`."""
         factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor
 
     def reserve(self, needed: float) -> None:
-        """Extend the limit so that at least the work `needed` is left."""
         self.work.end += max(needed - self.work.left, 0.0)
 
     def part(self) -> Clock:
@@ -80,7 +74,7 @@ class Clock:
         return clock
 
     def begin(self, stages: int = 1) -> None:
-        """Start a stage, which gets at least the whole work divided by `stages`."""
+        """Start a stage with at least the whole work divided by `stages`."""
         self.work.end = max(self.work.end, self.work.read() + self.work.amount / stages)
 
     @property
@@ -123,7 +117,7 @@ class Clock:
 
     @property
     def note(self) -> str:
-        """Return a sentence about why the search ended early; empty if the search was complete."""
+        """Return a sentence about why the search ended early, or ""."""
         if not self.ran_out:
             return ""
         known = f"; {self.tried:,} of {self.planned:,} candidates were tried"

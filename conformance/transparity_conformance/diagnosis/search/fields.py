@@ -20,15 +20,15 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only set the order of features; `_one_by_one` does not count them."""
+"""Fields that only order features, which `_one_by_one` does not count."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
-"""Fields that the inputs and the output of a call already determine."""
+"""Fields that a call's inputs and output determine."""
 
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return the possible values of each field with a fixed list of values, except fields in `OF_THE_CALL`."""
+    """Return the values of each field that has a fixed list of values, except `OF_THE_CALL`."""
     few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
     return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 
@@ -38,7 +38,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return changes of one field that, together with the changes `besides`, require no new parameters."""
+    """Return changes of one field that, with the changes `besides`, need no new parameters."""
     own = {name: getattr(config, name) for name in alternatives()}
     new = [
         {name: value}
@@ -64,8 +64,8 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def other_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find fields whose change makes all wrong taps (`places`) right, if no single cause explains all divergences.
-    Return (configured value, value in the port) for each field."""
+    """Return (configured value, value in the port) of fields whose change makes the taps `places` right, if no single
+    cause explains all divergences."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     config, chosen = next(iter(results.values())).probe.config, Fields()
     if any(each.probe.is_large for each in results.values()):
@@ -82,8 +82,7 @@ def other_fields(
 
 
 def _one_by_one(config: TransformerConfig, results: Results, left: int, clock: Clock) -> Fields:
-    """Change one more field at a time. Return the changes of two or more fields if they leave no tap wrong, otherwise
-    {}."""
+    """Return changes of two or more fields that leave no tap wrong, changing one more field at a time."""
     chosen = Fields()
     while left and not clock.is_over:
         tried = [changed(chosen | change) for change in single_changes(config, chosen)]
@@ -95,8 +94,8 @@ def _one_by_one(config: TransformerConfig, results: Results, left: int, clock: C
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. If each hypothesis leaves
-    more than `most` taps wrong, return (None, `most` + 1)."""
+    """Return the hypothesis with the fewest wrong taps, and their number; (None, `most` + 1) if none has at most
+    `most`."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

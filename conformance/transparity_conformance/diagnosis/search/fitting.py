@@ -16,24 +16,23 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of steps until a poor fit is rejected; these steps narrow the interval to 1/300 of its initial width."""
+"""The number of steps after which a poor fit ends; the interval is then 1/300 of the initial width."""
 
 STEPS = 40
-"""The number of all steps; these steps narrow the interval to 1/(2 × 10⁸) of its initial width."""
+"""The number of all steps; the interval is then 1/(2 × 10⁸) of the initial width."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
-"""(faults that differ only in a number, taps at which the fault acts)."""
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault whose number minimizes `left`; None if no number is clearly better than others."""
+    """Return the fault whose number minimizes `left`, if it is clearly better than other numbers."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Combine faults that differ only in their number into one fault whose number depends on the configuration."""
+    """Combine faults into one whose number depends on the configuration."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
@@ -50,7 +49,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return one entry for each fault id: the first entry, whose fault acts at all possible taps."""
+    """Return the first entry of each fault id, which acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -64,7 +63,7 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
-    """Return the fault at `site` with the same id and variant, else `fault` if its number can be fitted, else None."""
+    """Return the same fault at `site`; otherwise `fault` if its number can be fitted there, or None."""
     every = faults_at(config, site, ranks)
     same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))
@@ -85,8 +84,7 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Narrow an interval around `grid[best]`. At each step, yield the middle of the interval and the smallest value of
-    `function` inside the interval."""
+    """Narrow an interval around `grid[best]`; yield the middle and the smallest value of `function` inside."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

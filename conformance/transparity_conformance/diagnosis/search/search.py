@@ -1,8 +1,4 @@
-"""The search for faults that explain the difference at a segment.
-
-A beam search extends combinations by one fault at a time, until a combination explains the difference on every probe.
-All faults come from the catalogue; the number of some faults is fitted.
-"""
+"""A beam search for faults that explain the difference at a segment on every probe."""
 
 from __future__ import annotations
 
@@ -26,15 +22,14 @@ COMMON = (
     *("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "mask-wholly-hidden-row"),
     *("weight-transpose", "bias-dropped"),
 )
-"""Common faults, which the search prefers if several faults explain a difference equally well."""
+"""Faults that the search prefers among equally good ones."""
 
 Round = tuple[Probe, list[Combination]]
-"""(probe, combinations, sorted by the difference that remains on this probe)."""
 
 
 class Effects:
-    """The difference between port and reference at a sample of the elements: `before` without a fault, and `left[i]`
-    with fault `i` in the reference. With two faults, the difference is about `left[i] + left[j] − before`."""
+    """The difference at sampled elements: `before` without a fault, `left[i]` with fault `i`. Two faults leave about
+    `left[i] + left[j] − before`."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
         self.shape = before.shape
@@ -72,29 +67,26 @@ class Effects:
 
 
 class Search:
-    """A search for faults at the taps `sites` that explain the difference at `segment`. The reference always has the
-    faults `known`. Methods may raise `OutOfTime`."""
+    """A search for faults at `sites`, in addition to `known`, that explain `segment`; may raise `OutOfTime`."""
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
         self.screen = screen_of(segment, known)
-        """The probe by which candidates are ranked."""
+        """The probe that ranks candidates."""
         self.candidates = hypotheses(self.screen.config, sites, segment.ranks)
         if segment.tap == "logits":
             self.candidates += whole_model(self.screen.config)
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """Each fitted fault with its entry of `fittables`, by the `id` of the fault."""
+        """Each fitted fault with its entry of `fittables`."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
-        """The results of `_fit`, by the `id` of its argument `fittable` and of each partner."""
 
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
-        """Return combinations of as few faults as possible, at most `deepest`, and whether a difference remains. The
-        combinations explain every probe or, if a difference remains, all probes of one model size. The search first
-        extends the `likely` combinations, which explain other segments of the same kind. With `only_wide`, each fault
-        acts at all possible taps."""
+        """Return combinations of as few faults as possible, and whether a difference remains on some probes. First
+        extend the `likely` combinations, which explain similar segments. With `only_wide`, each fault acts at all
+        possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
@@ -127,13 +119,9 @@ class Search:
         return next((part for part in parts if self.segment.vanishes((*self.known, *part))), chosen)
 
     def _rounds(self, depth: int, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault of the catalogue, then combinations with one more fault whose number
-        is fitted.
-
-        If only logits are known, faults at all possible taps come first, because most ports run the same code in all
-        layers. Ten times as many candidates act at only some possible taps as at all of them. Numbers are first fitted
-        at the taps of the best faults. In a model with two stacks, fits at all taps would exceed the work of a search.
-        """
+        """Yield combinations with one more fault, then with one more fitted number. If only logits are known, faults at
+        all possible taps come first, because most ports run the same code in all layers. Numbers are then fitted only
+        at the taps of the best faults, to limit work."""
         is_whole = self.segment.is_whole_model
         if depth and is_whole:
             yield from self._pairs(best) if depth + 1 == PAIR else self._triples()
@@ -164,14 +152,12 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations to extend: extending each by every candidate takes at most `WALKS` runs."""
+        """The number of combinations that can be extended within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
-        """Yield the most likely pairs of faults if only logits are known, because all pairs would take too many runs.
-        Start with pairs whose sum of effects leaves the smallest difference. Continue with pairs at all possible taps,
-        pairs with one of the best faults, and pairs with a fitted number. If the work for pairs is used up, stop
-        without an error, because triples have their own limit."""
+        """Yield the most likely pairs if only logits are known, by the sum of their effects. Pairs with one of the best
+        faults, and pairs with a fitted number, follow. Triples have their own limit of work."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest
@@ -184,8 +170,7 @@ class Search:
             yield self.screen, self._numbered(best, of_each_kind(self.fittables))
 
     def _triples(self) -> Iterator[Round]:
-        """Yield triples of faults at all possible taps. Start with triples whose sum of effects leaves the smallest
-        difference. Then vary each of the best triples by one fault at a time, as long as the difference shrinks."""
+        """Yield triples at all possible taps, by the sum of effects, then vary the best triples by one fault."""
         self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
@@ -205,8 +190,7 @@ class Search:
         return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and a fault in `seconds`, sorted by the difference on the probe that `first`
-        explains least."""
+        """Return pairs of `first` and a fault in `seconds`, sorted on the probe that `first` explains least."""
         probe = self._most_telling((first,))
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
@@ -221,8 +205,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each single fault in `best` with a fitted number. `_numbered` fits the number
-        again with each partner."""
+        """Yield the best partners of each fault with a fitted number; `_numbered` fits the number again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -272,16 +255,14 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes; [] if they explain only one probe, perhaps by
-        chance."""
+        """Return the faults that explain the most wrong probes; [] if they explain only one probe."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Pairs of a single fault that explains `screen` or the shortest probe, and the number of wrong probes that the
-        fault explains. The largest number comes first. The shortest probe may show a single fault, because other faults
-        have no effect on short inputs."""
+        """Faults that explain `screen` or the shortest probe, and how many wrong probes each explains. On short inputs,
+        some faults have no effect, so that other faults become visible."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -304,7 +285,6 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """The candidates that act at all of their possible taps, in the order of `_ranked`."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -314,7 +294,6 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """The candidates with different effects, in the order of `_ranked`."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
@@ -323,7 +302,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe with the largest remaining difference among the probes with the same model as `screen`."""
+        """Return the probe of `screen`'s model with the largest remaining difference."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
@@ -352,8 +331,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe whose difference is the largest multiple of its budget. Prefer probes of the first configuration
-    whose difference exceeds the budget."""
+    """Return the probe with the largest multiple of its budget, preferably of the first configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
@@ -366,6 +344,6 @@ def _sublayers(sites: tuple[str, ...]) -> frozenset[str]:
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:
-    """Return a sort key, which puts faults of sharding first, then common faults, then faults at many taps."""
+    """Return a sort key: faults of sharding first, then common faults, then faults at many taps."""
     identity, of_ranks = hypothesis.fault.id, hypothesis.fault.of_ranks
     return (not of_ranks, COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

@@ -30,8 +30,7 @@ MIDDLE, SPREAD = 0.6, 0.3
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw random numbers for tensors. Divide a matrix by the square root of its smaller side, because either side may
-    be the input."""
+    """Draw random numbers; divide a matrix by the root of its smaller side, because either side may be the input."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -46,8 +45,7 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
     """Find the reference's parameters in `tensors`: the parameters of the model, and possibly some of its buffers."""
     values = drawn(tensors)
     model.assign(values)
-    lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
-    inputs = mixed_inputs(config, 0, *lengths)
+    inputs = mixed_inputs(config, 0, *(min(length, config.max_length) for length in (SOURCE, TARGET)))
     probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
     taps, operations = run_listening(model, probe)
     best: FoundAdapter | None = None
@@ -62,12 +60,12 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
 
 @dataclass(frozen=True)
 class Adapted:
-    """An adapter, and the result of comparing the port's logits with the reference."""
+    """An adapter, and how the port's logits then differ from the reference."""
 
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
-    """A phrase about the difference between the logits; None if they agree or were not compared."""
+    """A phrase about the difference; None if the logits agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
     """Parameters that the loader stores in another tensor, or in another layout, than the model expects."""
 
@@ -104,8 +102,7 @@ def adapt_model(
     budget: float | None = None,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of a model that is already built (see `adapt`). `given` contains the parameters that the model's
-    loader received."""
+    """Find the adapter of a built model (see `adapt`). `given` has the parameters that the loader received."""
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
     tensors = model.tensors()
@@ -130,9 +127,6 @@ def adapt_model(
 
 
 def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """Compare a model with the reference, after writing the probes' weights into the model's `tensors` through the
-    adapter."""
-
     def answer(probe: Probe) -> np.ndarray:
         model.assign(adapter.tensors(probe.config, probe.parameters, tensors))
         return run(model, probe, logits_only=True)["logits"]

@@ -44,13 +44,12 @@ class Pool:
         return self._selected[text]
 
     def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the elements that the adapter's line `text` selects, in float64 and the given shape."""
+        """Return the elements that an adapter's line selects, in float64."""
         if text == ABSENT:
             return np.zeros(shape)
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return, for each element that the line `text` selects, whether a parameter already uses the element."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
@@ -70,9 +69,7 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield one or two groups of tensors that may contain the parameter `ours`, or the parameters of the activation
-        `ours`. The first group has the layer's number in its names. The last group contains all tensors with unused
-        elements."""
+        """Yield groups of tensors that may contain the parameters of `ours`: first the layer's tensors, then all."""
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
         near = [name for name in left if not place or place[1] in map(int, NUMBER.findall(name))]
@@ -94,7 +91,7 @@ class Pool:
 
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""A pattern of the step that views a convolution kernel as a matrix or a vector, before other steps select rows."""
+"""The step that views a convolution kernel as a matrix or a vector."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -102,9 +99,8 @@ IsRight = Callable[[Lines, str], bool]
 def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
-    """Yield every combination of adapter lines that may select the parameters of `place`. `config` enables all biases,
-    and `pools` are groups of tensors with unused elements, the most likely group first. `is_right(lines, tap)` returns
-    whether the reference, with parameters from `lines`, computes a value of the port for `tap`."""
+    """Yield every combination of adapter lines for the parameters of `place`. `pools` are groups of tensors with unused
+    elements. `is_right(lines, tap)` returns whether the reference then computes a value of the port for `tap`."""
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]
@@ -114,22 +110,19 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """Return all lines that select as many elements as the parameter has. For a bias, also return `ABSENT`."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append `steps`, which reorder the rows of a query, a key or a norm's gain for rotary positions, to the line
-    `text`."""
+    """Append `steps`, which reorder rows for rotary positions, to the line of a query, a key or a norm's gain."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
 
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
-    """Yield the first layer's lines for the same parameters, with the layer's number replaced."""
     _, layer, _ = in_layer(place.tap) or ("", 0, "")
     first = [in_every_layer(name).replace("{i}", "0") for name in place.parameters] if layer else []
     if not first or not all(name in lines for name in first):
@@ -142,7 +135,6 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
 
 
 def templates_of(text: str, pool: Pool) -> list[str]:
-    """Return the possible lines with the placeholder `{i}` for all layers, given the first layer's line."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
 
 

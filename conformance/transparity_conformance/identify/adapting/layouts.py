@@ -11,23 +11,22 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps of an adapter line that select a parameter's rows in a matrix, and the number of rows of the matrix."""
+"""The steps that select a parameter's rows in a matrix, and the matrix's number of rows."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The number of inputs of each output feature in convolutions and patch projections, in the notation of adapters."""
+"""The number of inputs of each output feature in convolutions and patch projections."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
-"""The steps that convert flax's layout of convolution kernels to PyTorch's layout."""
+"""Steps that convert flax's layout of convolution kernels to PyTorch's."""
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The possible orders of fused linear maps in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
+"""The orders of fused linear maps in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
-    """Return the number of input features of a weight, as an expression such as `N*H`."""
     role = parameter.split(".")[-2]
     if ".recurrence." in parameter:
         return "R*V" if role == "output" else str(config.convolution_width) if "convolution" in role else "D"
@@ -42,7 +41,7 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
 
 
 def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the ways to view a tensor as a matrix with `columns` columns: an adapter's line, and the number of rows."""
+    """Yield views of a tensor as a matrix with `columns` columns: (an adapter's line, the number of rows)."""
     into = size_of(columns, sizes)
     if len(shape) == 1:
         yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
@@ -62,7 +61,6 @@ def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
-    """Return the line that flattens a tensor into a vector, and the vector's size."""
     return (name if len(shape) == 1 else f"{name}.view(-1)"), math.prod(shape)
 
 
@@ -72,7 +70,7 @@ def _block(number: int, size: str) -> str:
 
 
 def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
-    """Return the possible selections of a linear map's rows from a weight or bias of the port, the simplest first."""
+    """Return the possible selections of a linear map's rows, the simplest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
@@ -90,12 +88,11 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
     if role in ("gate", "up") and config.gated:
         blocks = [(_block(half, "F"), "2*F") for half in (0, 1)]
         return [("", "F"), *blocks, *((f".view(F, 2, -1)[:, {half}]", "2*F") for half in (0, 1))]
-    whole = {"up": "F", "down": "D", "output": "D", "pooler": "D"}.get(role, "")
-    return [("", whole)]
+    return [("", {"up": "F", "down": "D", "output": "D", "pooler": "D"}.get(role, ""))]
 
 
 def _parts_of(role: str) -> list[int]:
-    """Return the indices at which a fused map of query, key and value may contain `role`, the most likely first."""
+    """Return the indices at which a fused map may contain `role`, the most likely first."""
     part = ("query", "key", "value").index(role)
     return [part, *(other for other in range(3) if other != part)]
 
@@ -140,8 +137,7 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the possible selections of a recurrence's rows: from a separate tensor, or from a fused tensor. A fused
-    tensor has the rows of several maps: one map after another, or grouped by key heads."""
+    """Return the possible selections of a recurrence's rows, which may be fused map by map or by key heads."""
     # G: key heads, R: value heads, S and V: width of a key head and of a value head
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
@@ -171,8 +167,7 @@ NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, 
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """Return the steps that may bring a port's rotated features into the reference's order. A port may rotate
-    neighboring features, or the two halves of a head. `{}` stands for the number of heads."""
+    """Return the steps that may reorder rotated features; `{}` stands for the number of heads."""
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
         return [""]
@@ -180,7 +175,6 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield all lines that select as many elements as the weight of a linear map or an embedding has."""
     sizes, (ours, *others) = sizes_of(config), parameter_shapes(config)[parameter]
     columns, wide = columns_of(parameter, config), math.prod(others)
     columns = columns if size_of(columns, sizes) == wide else str(wide)
@@ -204,7 +198,6 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
 
 
 def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield all lines that select a vector of the parameter's size, such as a bias."""
     sizes, ours = sizes_of(config), parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if steps else ours

@@ -18,20 +18,16 @@ from transparity_conformance.running.gradients import found_by_rows
 
 ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
 GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
-"""The order of the rotated rows that the port's loader receives, by `rope_layout`."""
 
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A parameter that the port's loader stores in another tensor, or in another order, than the model expects."""
-
     ours: str
     kept: str | None
-    """The adapter's line for the tensor in which the loader stores the parameter; None if no tensor contains it."""
+    """The line of the tensor in which the loader stores the parameter, if any."""
     needed: str
-    """The adapter's line for the tensor from which the model reads the parameter."""
+    """The line of the tensor from which the model reads the parameter."""
     given: str
-    """The order of the rotated rows that the loader received."""
 
     @property
     def says(self) -> str:
@@ -58,8 +54,7 @@ def misplaced(
     right: Lines, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
     """Return the parameters that the port's loader stores in other elements of `tensors` than the model reads. `right`
-    maps each parameter to the line that the model reads, and `parameters` contains the values that the loader received.
-    Return an empty list if the port has not loaded the parameters."""
+    maps parameters to the lines that the model reads; `parameters` has the values that the loader received."""
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
     read = {name: line for name, line in right.items() if line != ABSENT}
     wrong = {name: line for name, line in read.items() if not _contains(line, parameters[name], pool)}

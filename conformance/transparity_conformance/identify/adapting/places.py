@@ -13,8 +13,7 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""For each linear map or norm, the activation that changes if its parameters are swapped with another map's. Both maps
-have equal shapes, so the search could confuse their parameters."""
+"""The activations that distinguish linear maps or norms of equal shapes."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +25,18 @@ class Map:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the activation depends on no other module of the group."""
         return self.tap.endswith((".query", ".key", ".value")) and self.parameters[0].startswith(f"{self.tap}.")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that the search matches together, because no earlier activation distinguishes the parameters."""
+    """Parameters that no earlier activation distinguishes, so that the search matches them together."""
 
     maps: tuple[Map, ...]
     tap: str
     """The first activation that changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The activations at which a fault of the port may act: from the previous group's `tap` to this `tap`."""
+    """The activations between the previous group's `tap` and this `tap`, at which the port may have a fault."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -46,7 +44,6 @@ class Place:
 
 
 def places_of(probe: Probe) -> Iterator[Place]:
-    """Yield the groups of a model's parameters, except parameters of experts and parameters without effect."""
     ours = walk(probe, {})
     groups: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, tap in _first_taps(probe, ours):
@@ -63,9 +60,7 @@ def places_of(probe: Probe) -> Iterator[Place]:
 
 
 def _first_taps(probe: Probe, ours: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
-    """Yield each parameter with the first activation that depends on the parameter. Perturb only the first layer of
-    each kind, because the other layers of the kind have the same data flow. `ours` contains the activations of the
-    probe."""
+    """Yield each parameter with the first activation that depends on it, in the first layer of each kind."""
     known: dict[tuple[str, str], str | None] = {}
     for name in (name for name in probe.parameters if ".experts." not in name):
         stack, layer, _ = in_layer(name) or ("", 0, "")

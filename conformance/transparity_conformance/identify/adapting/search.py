@@ -1,11 +1,6 @@
-"""Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
-
-The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
-time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. With the
-right tensors and layout, the reference's activation is among the port's values. Matched parameters stay fixed for later
-groups, so each layout of each group needs only one run of the reference. If no layout is right, the search adds known
-faults to the reference, so that wrong ports are matched, too.
-"""
+"""Search for the tensor of each parameter: with the right tensor and layout, the reference computes a value of the
+port. The search follows the order of the forward pass, and keeps the parameters that are already matched. If no layout
+is right, the search adds known faults to the reference."""
 
 from __future__ import annotations
 
@@ -43,35 +38,28 @@ from transparity_conformance.oracle.undetermined import split
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
 SCORES = ("scores", "weights", "scores in order")
-"""The comparisons with the port's values that identify queries and keys, the most certain first.
-
-1. The scores and the weights agree; if queries and keys were swapped, the weights would differ.
-2. The weights agree, but not the scores, which a port may shift.
-3. The scores agree, with queries before keys, but not the weights: a port may have a wrong mask.
-"""
+"""The comparisons that identify queries and keys, the most certain first. The port may shift the scores, so that only
+the weights agree; or its mask may be wrong, so that only the scores agree."""
 
 
 @dataclass
 class FoundAdapter:
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
-    """Lines of biases that only the port has; these biases must be 0."""
+    """Lines of biases that only the port has, which must be 0."""
     unused: tuple[str, ...] = ()
-    """Tensors with at least one element that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each parameter that the search did not find, the lines that select unused elements, as many as the parameter
-    has."""
+    """For each parameter that was not found, the lines that select enough unused elements."""
     lost_at: str | None = None
-    """The first activation for which no match was found; None if the search succeeded."""
+    """The first activation without a match, if any."""
     faults: tuple[Hypothesis, ...] = ()
-    """Known faults that the reference needs to compute the port's values."""
 
 
 def search(
     config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
-    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` contains one row
-    without padding. `candidates` contains all values that the port computed from this row, the output last."""
+    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` is one row without
+    padding. `candidates` contains all values that the port computed from this row."""
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
     own_row = Probe("adapting", "row", "", seeker.config, probe_parameters(seeker.config), inputs)
@@ -100,8 +88,7 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the parameters, in the layer where the search failed, whose lines differ from the first layer's lines.
-    These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer."""
+    """Return the doubtful parameters of the failed layer, whose lines differ from the first layer's lines."""
     stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
     here = [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]
     first = {name: templates_of(lines[in_every_layer(name).replace("{i}", "0")], pool) for name in here}
@@ -109,7 +96,6 @@ def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]
 
 
 def _joined(zero: Lines, pool: Pool) -> Lines:
-    """Return the lines of biases that must be 0; replace lines that together cover a tensor by the tensor's name."""
     for text in zero.values():
         pool.take(text)
     names = {text: pool.selection(text).names for text in zero.values()}
@@ -118,8 +104,6 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 class Reference:
-    """The reference with the parameters that have been matched so far; see `search` for the arguments."""
-
     def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
         self.config, self.inputs, self.candidates = config, inputs, candidates
         self.shapes = parameter_shapes(config)
@@ -131,7 +115,6 @@ class Reference:
         self.faults: tuple[Hypothesis, ...] = ()
 
     def computed(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = ()) -> Arrays:
-        """Return the activations up to `tap`, computed with additional parameters (`values`) and faults."""
         trial = AlignedRow("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
         recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
@@ -142,9 +125,8 @@ class Reference:
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values. For
-        scores, return the index of the first successful comparison of `SCORES`. Return `best` if no comparison
-        succeeds, or if the index is not less than `best`."""
+        """Return 0 if `tap`, computed with `values`, is among the port's values; for scores, return the index in
+        `SCORES`. Return `best` if no match is better."""
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
         weights = f"{tap.removesuffix('scores')}weights"
@@ -155,14 +137,14 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed an activation, or the sum of this activation and the residual."""
+        """Return whether the port computed an activation, alone or added to the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)
         return residual is not None and self.candidates.nearest(taps[tap] + residual) is not None
 
     def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
-        """Return the residual to which a sublayer's output `tap` is added; None for other activations."""
+        """Return the residual to which the output `tap` is added, if any."""
         is_added = self.config.norm_position not in ("sandwich", "post-branch")
         if not (is_added and tap.endswith(("attention.output", "feed_forward.output"))):
             return None
@@ -181,7 +163,6 @@ class _Seeker:
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """Return the lines of a group's parameters, or None if no lines make the reference match the port."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -202,7 +183,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter affects `tap` with this fault; a parameter without effect fits any tensor."""
+        """Return whether every parameter affects `tap`; a parameter without effect would fit any tensor."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -216,7 +197,6 @@ class _Seeker:
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that select only unused elements, as many as a parameter has."""
         for shapes in self.pool.free(parameter):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -248,8 +228,7 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add the line of a bias to each map without a bias, if the reference still matches the port. A match without a
-        bias does not show that the port has no bias: the port may add the bias in a later operation."""
+        """Add biases with which the reference still matches, because the port may add them in later operations."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

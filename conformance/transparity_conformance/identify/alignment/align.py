@@ -1,8 +1,4 @@
-"""Align a port with the reference: find the port's operation for each tap (named activation) of the reference.
-
-The alignment finds taps by their values. If the port has a fault, later values differ, so the reference continues from
-the port's value.
-"""
+"""Find the port's operation for each tap of the reference by value. After a fault, continue from the port's value."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
-    """Find the reference's taps among the values of a port. The reference also has the port's `known` faults."""
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
         aligning.alternate()
@@ -33,8 +28,6 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Return `found` with the data flow of a reference that has the known faults, if this data flow contains all
-    `taps`."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 
@@ -44,10 +37,10 @@ class _Aligning:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps that get no match, because the port computes them later than the reference does."""
+        """Taps without a match, because the port computes them later than the reference does."""
 
     def alternate(self) -> None:
-        """Match all taps whose values agree, then a tap with a wrong value; repeat until no tap is added."""
+        """Match all taps whose values agree, then one tap with a wrong value, until no tap is added."""
         while True:
             while equal := self.found.equal() or gaps.reordered(self.found):
                 self.by_value |= set(equal)
@@ -61,8 +54,7 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Add the fault that explains a newly matched tap and, applied in every layer, adds the most matches, if any.
-        Ports usually run a wrong line in every layer."""
+        """Explain a new match by the fault that adds the most matches if every layer has this fault."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):
@@ -73,7 +65,7 @@ class _Aligning:
         return best if best is resumed else in_its_flow(best, self.taps)
 
     def complete(self) -> None:
-        """Match the logits. Then match missing taps by the data flow or by known faults."""
+        """Match the logits, then missing taps by the data flow or by known faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -107,8 +99,6 @@ class _Aligning:
         return [tap for tap in self.taps if tap not in self.found.matches]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
-        """Return a match for the first tap of `lost` for which a match exists. A wrong value of the port matches a tap
-        if the reference, continued from this value, computes later values of the port."""
         found, port = self.found, self.found.port
         for tap in lost:
             faulty = known_faults.behind_faults(found, tap)
@@ -128,8 +118,7 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """If a match's operation is not on the tap's path in the data flow, match an operation on this path that has
-        the same value. Return the taps without such an operation."""
+        """Move matches onto the taps' paths in the data flow. Return the taps without an equal value on the path."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

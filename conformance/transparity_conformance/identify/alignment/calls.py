@@ -1,8 +1,4 @@
-"""Find the line at which two calls of a port start to differ: two equal calls, or a cached step and a forward pass.
-
-A correct cached step computes the same values as the forward pass at the same positions. The first value of the step
-that the forward pass does not compute is therefore wrong.
-"""
+"""Find the line at which two calls of a port start to differ: two equal calls, or a cached step and a forward pass."""
 
 from __future__ import annotations
 
@@ -39,8 +35,8 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add the line at which the first wrong step of `requests` starts to differ from the forward pass. `others`
-    contains built ports with other sizes, by the `id` of the probe's parameters."""
+    """Add the first line of a wrong step that differs from the forward pass. `others` has ports of other sizes, by the
+    `id` of their parameters."""
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
         if fault.where != "step" or not math.isfinite(fault.error) or not asked:
@@ -58,8 +54,7 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value in the first wrong step. Run a single row first, then the whole
-    batch."""
+    """Return the line of the first wrong value. Run a single row first, then the whole batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -89,7 +84,7 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Record the step with index `number`. Decode from the start, because later steps may have modified the cache."""
+    """Record the step `number`. Decode from the start, because later steps may have changed the cache."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)
@@ -104,9 +99,8 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first value on which the logits depend, but which the forward pass (`right`) does not
-    compute. If the line also computes right values in this step, return the caller's line, which probably passed wrong
-    arguments."""
+    """Return the line of the first value that affects the logits and that `right` lacks. If this line also computes
+    right values, return the caller's line."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     same, rounding = _by_line(right), budget / scale
     # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
@@ -128,8 +122,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
-    """Return a function that finds the operations with the same name and line as a given operation. If several
-    operations have this name and line, the function returns the operations whose call stacks share the most lines."""
+    """Return a function that finds the operations with the same name and line, and the most similar call stack."""
     by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
     for each in operations:
         for count in range(1, len(each.stack) + 1):
@@ -143,8 +136,7 @@ def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether a step's value equals a part of the forward pass's value `whole`. The part may be the positions of
-    the step, or all positions up to the end of the step."""
+    """Return whether a step's value equals the forward pass's value at the step's positions, or up to their end."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -159,8 +151,7 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs of slices of an axis, one in the step and one in the forward pass, that may correspond. The slices
-    may be the whole axis, the last positions up to the step's end, or the used part of a larger buffer."""
+    """Yield pairs of slices of an axis, in the step and in the forward pass, that may correspond."""
     if size == whole:
         yield slice(None), slice(None)
     if whole == step.length and size <= step.end:
@@ -170,7 +161,6 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """Add the line and the tap at which two calls of a nondeterministic port first differ."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)
@@ -192,8 +182,6 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 
 
 def parted(once: Sequence[Operation], again: Sequence[Operation]) -> list[int]:
-    """Return the indices of the operations whose values differ between two recordings."""
-
     def key(each: Operation | None) -> object:
         return each and (each.name, each.value.shape, each.value.tobytes())
 
@@ -208,8 +196,7 @@ def first_source(operations: Sequence[Operation], indices: Iterable[int]) -> Sou
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before the values of two calls on a row without padding start to differ, or "".
-    `parting` contains the indices of the operations whose values differ."""
+    """Return the last right tap before two calls differ in the operations `parting`, or ""."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

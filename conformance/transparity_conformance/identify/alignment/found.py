@@ -1,8 +1,4 @@
-"""The taps that have been found in a call of a port, and the data flow between taps.
-
-The port's operations must have the same data flow as the taps. After a fault, the reference continues from the port's
-value.
-"""
+"""The taps that have been found in a call of a port, and the data flow between taps."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class Flow:
         return found
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
-        """Return the taps that depend on `tap` directly, or only through taps that are not in `found`."""
+        """Return the taps that depend on `tap` directly or only through taps outside `found`."""
         reached: set[str] = set()
         waiting = [tap]
         while waiting:
@@ -47,15 +43,13 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps that lead to no tap of `confirming`, directly or through other missing
-        taps. A router's choice confirms no tap, because other scores may lead to the same choice."""
+        """Return the missing taps that lead to no tap of `confirming`, except to choices of a router."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """Determine the data flow of the reference: perturb each tap, and observe which other taps change. For a large
-    model, perturb a small model with the same number of layers, and without the `known` faults."""
+    """Perturb each tap of the reference (or of a small model with as many layers); return the taps that change."""
     if probe.is_large:
         known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
@@ -74,15 +68,12 @@ Matches = Mapping[str, Match]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The matches found so far, and the values that the reference computes from the matched values."""
-
     probe: Probe
     port: Recorded
     flow: Flow
     clock: Clock
     matches: Matches
     known: Combination = ()
-    """Known faults of the port, which the reference also applies."""
 
     def adding(self, matches: Matches) -> Found:
         return dataclasses.replace(self, matches={**self.matches, **matches})
@@ -97,7 +88,6 @@ class Found:
 
     @functools.cached_property
     def ours(self) -> Mapping[str, np.ndarray]:
-        """Return the reference's value of each tap, computed from the port's values of earlier taps."""
         return walk(self.probe, self.values, self.known)
 
     def at(self, tap: str, faults: Sequence[Hypothesis] = ()) -> np.ndarray:
@@ -107,8 +97,7 @@ class Found:
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
-        """Return whether an operation lies on a path from a tap directly before `tap` to a tap directly after `tap`.
-        One path is enough, because a fault may remove the other paths."""
+        """Return whether an operation lies on a path from a tap before `tap` to a tap after `tap`."""
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
@@ -120,8 +109,7 @@ class Found:
         return found
 
     def leads_on(self, tap: str, index: int) -> bool:
-        """Return whether an operation leads only to taps after `tap`, and does not only rearrange another tap's
-        elements. This test distinguishes operations with equal values."""
+        """Return whether an operation leads only to taps after `tap`, and does not rearrange another tap's elements."""
         port, behind = self.port, self.flow.behind[tap]
         return not any(
             (name not in behind and port.leads_to(index, match.index))
@@ -130,25 +118,20 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether `match` splits features into heads like the matches of all inputs of `tap` with the same
-        shape."""
+        """Return whether `match` splits features into heads like the inputs of `tap`."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the match nearest to the value `ours`, among the operations that the data flow allows for `tap`."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:
-        """Return matches of missing taps whose values agree with the reference."""
         return self.port.equal({tap: value for tap, value in self.ours.items() if tap not in self.matches})
 
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` with which the reference computes the most later values of the port. Return None if
-        no match makes the reference compute a later value of the port. `before` contains the reference's values without
-        the match, by default `ours`."""
+        """Return the match with which the reference computes the most later values of the port, if any."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()
@@ -158,8 +141,6 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the later taps that agree with the port if the reference continues from `match`. Count only taps that
-        depend on the match, and no taps after a tap that disagrees."""
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)
         changed = [name for name in now if name != tap and not np.array_equal(now[name], before[name], equal_nan=True)]

@@ -1,10 +1,4 @@
-"""Find taps that no comparison of values finds: taps between two faults, and taps whose features have another order.
-
-If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
-of the right size between the nearest known taps.
-
-A port may also store the features of queries and keys in another order, which has no effect on the scores.
-"""
+"""Find taps by the data flow: taps between two faults, and queries and keys whose features have another order."""
 
 from __future__ import annotations
 
@@ -22,8 +16,7 @@ from transparity_conformance.matching.recorded import Layout, Match, Recorded, l
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Match the `lost` taps by the data flow, starting with the last tap. If several operations fit, prefer the
-    operation from which the reference computes the port's next known values."""
+    """Match the `lost` taps by the data flow, last tap first; prefer operations that explain later known values."""
     known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -43,8 +36,7 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[str, Match]:
-    """Return the matches from which the reference computes the port's values of the next known taps. Try combinations
-    of matches, because a known tap may depend on several missing taps."""
+    """Return combinations of matches from which the reference computes the port's next known taps."""
     ends = {tap: frozenset(found.flow.reached(tap, found.matches) & found.matches.keys()) for tap in possible}
     confirmed: dict[str, Match] = {}
     for end in dict.fromkeys(ends.values()):
@@ -60,8 +52,7 @@ def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[st
 
 
 def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> list[int]:
-    """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`.
-    Values that lead directly to each of these later taps come first; otherwise, later values come first."""
+    """Return values of the given shape between the taps before and after `tap`, the most likely first."""
     if not made_from and known.flow.inputs[tap]:
         return []
     port, every = known.port, [match.index for match in known.matches.values()]
@@ -81,7 +72,6 @@ def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the earliest operation that contains the elements of `match`; later operations only rearrange them."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -99,9 +89,7 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later matches for one or two inputs of `lost` with which the reference computes the port's value of
-    `lost`. For example, if a port normalizes queries and keys twice, both taps must match the results of the second
-    norm."""
+    """Return later matches of inputs that explain the value of `lost`, such as a second norm of queries and keys."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -121,8 +109,7 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return each tap that has the same match as one of its inputs, and that only `moved` taps read. For example, if a
-    port applies a norm later than the reference, the norm's tap equals the norm's input."""
+    """Return taps that equal an input and that only `moved` taps read, such as a norm that the port applies later."""
     return [
         tap
         for tap, match in found.matches.items()
@@ -135,8 +122,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def reordered(found: Found) -> dict[str, Match]:
-    """Match queries and keys whose features the port stores in another order. The order must be the same for queries
-    and keys, because the scores would change otherwise."""
+    """Match queries and keys whose features have another common order, which leaves the scores unchanged."""
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
         scope, before = scores.removesuffix("scores"), sorted(found.flow.inputs[scores] - found.matches.keys())
@@ -162,8 +148,7 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return, for each feature of the reference, the port's nearest unused feature; compare query and key together.
-    Return an empty tuple if a feature has no counterpart within the relative `tolerance`."""
+    """Return the port's nearest unused feature for each feature of the reference; () if a feature has none."""
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
     for feature in wanted:

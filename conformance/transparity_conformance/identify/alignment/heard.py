@@ -1,5 +1,4 @@
-"""Find the activations (taps) that a port does not return: record all operations, and match the activations by
-value."""
+"""Find the activations (taps) that a port does not return, by matching them with recorded operations."""
 
 from __future__ import annotations
 
@@ -32,29 +31,24 @@ from transparity_conformance.report.report import Divergence
 from transparity_conformance.running.process.running import run_listening
 
 Forwards = Mapping[int, Callable[..., Any]]
-"""The built ports, by the `id` of their parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedCall:
-    """A call of a port: the recorded operations, and the taps that were found among them."""
-
     operations: Sequence[Operation]
     taps: Arrays
     numbers: Mapping[str, int]
     """The index of the operation that computed each tap."""
     with_whole_numbers: Callable[[], Sequence[Operation]] = field(repr=False)
-    """A function that runs the call again, and returns its operations, including operations on integers and bools."""
+    """A function that runs the call again, and also records operations on integers and bools."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedPort:
-    """The recorded calls of a port, by probe. Without a recording, `notes` contains the reason."""
-
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """Probes of recorded calls that the check itself does not use."""
+    """The probes of calls outside the check."""
 
 
 NOT_ASKED = RecordedPort({})
@@ -63,7 +57,7 @@ RETURN_THEM = "if the port returns its activations, the checker can find more fa
 
 
 class AlignedRow(Probe):
-    """A probe with one row without padding. Float64 parameters stay in memory, because the reference runs often."""
+    """A probe with one row without padding. Its float64 parameters stay in memory, because the reference runs often."""
 
     keeps_exact = True
 
@@ -73,24 +67,20 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""The bytes of memory for each element of a tap, as measured on a GPT-2. For each element of a tap, a
-recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's process, for the transfer of its
-answer, and for sorted values."""
+"""The measured bytes per element of a tap: 6.7 recorded numbers of 8 bytes each, their transfer and sorted values."""
 
 WALKS_OF_A_TAP = 2
-"""The number of runs of the reference for each tap: one to find the data flow, and one to try values after a fault."""
+"""The reference runs twice per tap: to find the data flow, and to try values after a fault."""
 
 
 def row_of(probe: Probe) -> Probe:
-    """Return a probe with the same model and lengths, but with a single row that has no padding."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of the logits over all probes, or None if no divergence exceeds the budget. Ignore
-    logits with a wrong shape."""
+    """Return the largest divergence of the logits beyond the budget, if any. Ignore logits with a wrong shape."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
@@ -112,9 +102,8 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return. Match the taps on `row`,
-    by default a row of the first probe, with a reference that has the port's `known` faults. Record a large model only
-    on this row."""
+    """Record a port with wrong logits, and find its missing taps. Match the taps on `row`, by default a row of the
+    first probe, with a reference that has the `known` faults. Record a large model only on this row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):
@@ -134,8 +123,7 @@ def shows_all(probes: Mapping[str, Probe], actual: Actual) -> bool:
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
-    lengths = lengths_of(row.config, row.inputs)
-    shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
+    shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths_of(row.config, row.inputs))
     exact = 8 * sum(value.size for value in row.parameters.values())
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:
@@ -216,7 +204,6 @@ def _call(
 
 
 def aligned_probe(probe: Probe) -> Probe:
-    """Return a probe with only the first row of `probe`, and a mask that hides no position."""
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])

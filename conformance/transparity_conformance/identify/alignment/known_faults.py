@@ -26,7 +26,7 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Find the port's values that the reference computes for `tap` with a fault; return their matches by operation."""
+    """Return the port's values that the reference computes for `tap` with a fault, by operation."""
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):
@@ -39,8 +39,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes the port's value of `tap`; apply each fault at every possible
-    tap."""
+    """Yield the faults that explain the port's value of `tap`, applied at every possible tap."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -50,8 +49,7 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last of `matches` that only a fault explains. Some matches may be intermediate results of a correct
-    port, such as scores before their bias is added."""
+    """Return the last match that only a fault explains, and that is no intermediate result of a right port."""
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))
@@ -59,8 +57,7 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """If the tap is a choice of experts, return only the matches that the port's later values confirm. A choice
-    consists of zeros and ones, so another array, such as a choice of groups, may be equal by chance."""
+    """If the tap is a choice of experts, keep only the matches that later values of the port confirm."""
     if not is_choice(tap):
         return matches
     values = found.values
@@ -88,8 +85,7 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
 
 
 class Recorded(np.ndarray):
-    """An array that records in `into` all floating-point results of computations with the array or with recorded
-    results."""
+    """An array that records the floating-point results of its computations in `into`."""
 
     into: list[np.ndarray]
 
@@ -129,9 +125,8 @@ def _plain(value: Any) -> Any:
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """Return the parameters, and all values that the reference computes from the port's values `given` up to the tap
-    `until`. Include the values with and without the faults `hypotheses`. Leave out embedding tables, but not the rows
-    that the model looks up."""
+    """Return the reference's parameters, and the values that it computes from `given` up to `until`, without and with
+    the faults. Embedding tables are left out."""
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -166,8 +161,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """Return the tables that depend only on positions: angles, their sines and cosines in one table, ALiBi slopes,
-    distance biases. Return each table and its negation."""
+    """Return tables that depend only on positions, such as angles and ALiBi slopes, and their negations."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

@@ -26,13 +26,9 @@ from transparity_conformance.oracle.probes import Probe
 def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
-    """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference, with or without the faults `besides`, computes the value between the port's earlier taps and `where`.
-
-    If all values before the tap are right, the port probably omits an operation. Then return the operation that uses
-    the tap's value, if the tap is a norm or equals one of its inputs. In all other cases, and if the wrong operation
-    has no line, return the tap's operation. `error` and `budget` determine the tolerance for rounding.
-    """
+    """Return the first operation that leads to the wrong tap `where`, but to no right value. Values that the reference
+    computes, with or without the faults `besides`, are right. If all values are right, the port probably omits an
+    operation: return the operation that reads a norm or an unchanged input."""
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Do not continue from masked scores, because their mask may be wrong.
@@ -55,8 +51,7 @@ def operation_of(
 
 
 def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) -> Operation:
-    """Return the operation `index`, or the earlier operation that makes the wrong mask or row numbers of this
-    operation."""
+    """Return the operation, or the earlier operation that makes its wrong mask or row numbers."""
     operation = call.operations[index]
     is_masked, is_lookup = hides(operation.value).any(), has_wrong_rows and not operation.inputs
     if not (is_masked or is_lookup):
@@ -73,7 +68,6 @@ def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) 
 
 
 def _masks(probe: Probe) -> list[np.ndarray]:
-    """Return the reference's masks, and the masks that ports combine: causal, window, chunk and padding masks."""
     masks = [hides(each) for each in intermediates(probe, {}, [*probe.oracle.expected][-1]) if hides(each).any()]
     sizes = {each.sliding_window for each in probe.config.layer_kinds.values() if each.sliding_window}
     for length in lengths_of(probe.config, probe.inputs).values():
@@ -86,8 +80,7 @@ def _masks(probe: Probe) -> list[np.ndarray]:
 
 
 def _maker_of_rows(operations: Sequence[Operation], index: int) -> int:
-    """Return the operation that computes the row numbers of the lookup `index`; skip operations that only rearrange the
-    numbers."""
+    """Return the operation that computes the row numbers of a lookup; skip operations that only rearrange numbers."""
     rows = operations[index].inputs
     while len(rows) == 1:
         index, rows = rows[0], operations[rows[0]].inputs
@@ -104,7 +97,7 @@ def _maker(operations: Sequence[Operation], index: int, masks: Sequence[np.ndarr
 
 
 def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
-    """Return whether each (queries, keys) matrix of a two-valued array equals a matrix of `mask`, or its negation."""
+    """Return whether each (queries, keys) matrix of an array equals one of `mask` or its negation."""
     if value.ndim < 2 or value.shape[-2:] != mask.shape[-2:]:
         return False
     rows = {(row == sign).tobytes() for row in mask.reshape(-1, *mask.shape[-2:]) for sign in (True, False)}
@@ -113,8 +106,8 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
     """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
-    Return the later neighbor if only this neighbor runs directly in the calling function, or if the reference also uses
-    the omitted operation's input elsewhere."""
+    Return the later neighbor if only this neighbor runs directly in that function, or if the reference uses the input
+    elsewhere."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)
@@ -129,9 +122,7 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
-    """Return `end` and the operations that only rearrange or select the elements of `end`, and the first other
-    operation that reads these elements. If that operation has no line of the port, return the last rearranging
-    operation instead."""
+    """Return `end` with operations that only rearrange it, and the first other operation with a line."""
     same = [end]
     for index in range(end + 1, len(operations)):
         inputs = operations[index].inputs
@@ -160,21 +151,18 @@ def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _R
 
 
 def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]) -> list[int]:
-    """Return, in order, `end` and all operations that lead to `end` without passing through a `known` operation."""
     return sorted(ancestors([end], lambda index: operations[index].inputs, known))
 
 
 def behind_taps(
     operations: Sequence[Operation], numbers: Mapping[str, int], taps: Collection[str]
 ) -> Iterator[Operation]:
-    """Yield the operations that compute `taps` from the taps directly before them."""
     known = set(numbers.values())
     for index in {each for tap in taps for each in segment_of(operations, numbers[tap], known - {numbers[tap]})}:
         yield operations[index]
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation only selects elements of its inputs, as slices and growing caches do."""
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):
@@ -188,7 +176,7 @@ class _Right:
         self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray], is_masked: bool = True
     ) -> None:
         self.masks, self.heads, self.is_masked = masks, probes[0].config.num_heads, is_masked
-        """`is_masked` is false for taps of scores, which the reference computes before the mask."""
+        """`is_masked` is false for scores, which the reference computes before the mask."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:
@@ -196,8 +184,8 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether a value is right, within `tolerance` of its largest element. A table is right if it is
-        constant or has only integers, or if each element is in a table of the reference."""
+        """Return whether a value is right, up to `tolerance`. A table is right if it is constant, has only integers, or
+        has only elements of the reference's tables."""
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
         if is_table and self._is_table(sketch if self.is_masked else sketch[~hides(sketch)], allowed):
@@ -219,7 +207,7 @@ class _Right:
         return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether a mask of the reference hides the same keys, and visible scores equal the reference's."""
+        """Return whether a mask of the reference hides the same keys, and the visible scores agree."""
         same_size = self.by_size.get(value.size, [])
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
@@ -238,7 +226,7 @@ def _sketch(value: np.ndarray) -> np.ndarray:
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
-    """Return whether each of the sorted `values` is within `allowed` of a number in the sorted `table`."""
+    """Return whether each sorted value is within `allowed` of a number in the sorted `table`."""
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)

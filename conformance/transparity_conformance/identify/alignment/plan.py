@@ -26,24 +26,20 @@ from transparity_conformance.oracle.probes import Probe
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The operations that compute the taps in the aligned call: a call with one row without padding."""
+    """The operations that compute the taps for one row without padding."""
 
     port: Recorded
-    """The operations of the aligned call."""
     matches: Matches
     in_order: Matches
-    """For some taps, a later operation with the tap's elements, in which the axes have the tap's order."""
+    """Later operations with a tap's elements, in the tap's order of axes."""
     unchanged: Mapping[str, Sequence[Match]]
-    """For each tap, the next operations that leave the tap's value unchanged, such as a mask without padding."""
+    """The next operations that leave a tap's value unchanged, such as a mask without padding."""
     known: Combination
-    """The known faults that the reference applied in the aligned call."""
 
 
 def plan_of(
     probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock, known: Combination = ()
 ) -> Plan:
-    """Align the operations of a call (one row without padding) with the reference. The reference also has the port's
-    `known` faults."""
     port = recorded(probe, operations, answer, dtype)
     matches = align(probe, port, clock, known)
     ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
@@ -53,16 +49,14 @@ def plan_of(
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return the recorded call. Where the port repeats heads of keys and values, keep each head only once. Where the
-    port adds a position bias together with the mask, keep the scores without the mask."""
+    """Return the call, with repeated heads only once, and with scores before a mask that also contains a position
+    bias."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in with_biases(operations)]
     return Recorded(once, answer, heads, dtype)
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
-    """Return the operations that directly follow a match and leave its value unchanged, up to a value with several
-    readers."""
     found: list[Match] = []
     index, value = match.index, port.values[match.index]
     while len(users := set(port.readers.get(index, ()))) == 1:
@@ -75,8 +69,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the elements of `match` in the tap's order of axes, or None. Only this order
-    identifies the axes in another call, in which two axes may have equal lengths."""
+    """Return the first operation with the elements of `match` in the tap's order of axes, if any."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -91,8 +84,7 @@ def _in_order(port: Recorded, match: Match) -> Match | None:
 def read(
     plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
 ) -> tuple[Arrays, dict[str, int]]:
-    """Return the taps of another call of the same port, and the index of the operation that computed each tap. If the
-    port loops over the rows of a batch, join the operations of all rows."""
+    """Return another call's taps and their operations. Join the operations of a loop over rows."""
     lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
     shapes = tap_shapes(probe.config, rows, **lengths)
@@ -132,8 +124,7 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """Return the possible values of a tap, one for each order of axes; none for masked scores. Each operation of
-    `indices` computes some rows of the tap; these rows have the shape `shape`."""
+    """Return the possible values of a tap, one for each order of axes. Each operation computes some rows."""
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads
     values = [each if each.size == math.prod(shape) else unrepeated(each, *heads) for each in values]
@@ -147,10 +138,8 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return, for each tap, the operation from which to read the tap in another call. The keys of `moved` are the
-    operations that occur in the other call; None if all occur. Prefer an operation in the tap's order of axes, then the
-    matched operation, then a later operation with the same value. For several rows, a framework may run another
-    operation than for one row."""
+    """Return the operation of each tap in another call; prefer operations in the tap's order of axes. `moved` maps the
+    operations that occur in the other call; None if all occur."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -161,8 +150,7 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps that depend on the same other taps in both calls. If the other call skips code, such as an expert
-    without tokens, `moved` may map an operation to another layer."""
+    """Return the taps with the same inputs in both calls. Unused experts, for example, may confuse `moved`."""
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
     now = _sources(here.inputs, [moved[placed[tap].index] for tap in taps])
@@ -174,7 +162,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Return, for each operation of `indices`, a bit set of the operations of `indices` that lead to this operation."""
+    """Return, for each operation, a bit set of the operations that lead to it."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
@@ -183,9 +171,7 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """Return a tap's value for each order of axes that agrees with the learned layout, or else for the least permuted
-    order. The layout comes from one row, so it does not show the batch axis. Return [] if the layout reorders a
-    different number of features."""
+    """Return a tap's value for each order of axes that agrees with `learned`, or for the least permuted order."""
     if learned.features and len(learned.features) != shape[-1]:
         return []
     fits = layouts(shape, value.shape, heads)
@@ -198,8 +184,7 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. The counterpart of a tap's operation is
-    the input of the same reader: for example, the last sum of a loop over experts."""
+    """Map operations to their counterparts in another call, which are inputs of the same operations."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

@@ -30,15 +30,13 @@ from transparity_conformance.report.report import Cause, Divergence, Report
 
 
 def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the port's line to each divergence with a recorded operation, and add the notes of the recording."""
     faults = alike_on_a_line([_with_line(fault, report, heard, probes) for fault in report.faults])
     changes = [note for fault in faults if not fault.causes for note in _partly_changed(fault, heard)]
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *dict.fromkeys(changes), *heard.notes))
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a wrong activation if the same line computes another wrong activation of the same kind that
-    has no cause. For example, a cause that explains only some of a line's norms probably does so by chance."""
+    """Drop causes that leave another activation of the same line and kind unexplained, and so may be coincidences."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -68,8 +66,6 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
-    """Return the largest change from `given` to `value` at each index of each axis. Include the last axis only for
-    arrays with heads."""
     errors = error_profile(value, given)
     if given.ndim == 4:
         last = "key" if tap.endswith((".scores", ".weights")) else "feature"
@@ -108,9 +104,8 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
 
 
 def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Source | None:
-    """Return the operation's line or, if this line also computes right taps of the same encoder or decoder, a caller's
-    line. Ignore right taps that contain only integers: for example, the attention weights of a single key are always 1.
-    If a fault is unexplained, only right taps of the same layers count, because the report leaves out later faults."""
+    """Return the operation's line or, if the line also computes right taps of the same stack, a caller's line. Taps of
+    only integers do not count: the weights of a single key are always 1."""
     wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
     depth = 1 if all(fault.causes for fault in report.faults) else 3
     near = tuple(".".join([*tap.split(".")[:depth], ""]) if "." in tap else "" for tap in wrong)
@@ -123,8 +118,6 @@ def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Sour
 def _line(
     fault: Divergence, report: Report, call: AlignedCall, probe: Probe, besides: Sequence[Hypothesis] = ()
 ) -> Source | None:
-    """Return the line of a segment's first wrong value. If this line also computes right values, return the caller's
-    line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     if index > call.numbers[fault.where]:
         operation = at_omission(probe, call, fault.where)
@@ -140,8 +133,7 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """Return the line `source` with the columns of all its operations in `segment`, because any of these operations may
-    be wrong."""
+    """Return a line with the columns of all its operations in `segment`."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:
@@ -150,8 +142,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """If several causes act together, add to each cause the line of the first value that the other causes do not
-    explain."""
+    """Add to each of several causes the first line that the other causes do not explain."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -169,8 +160,6 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """Return the fault of the catalogue for a cause, applied at the tap `where`; None if the catalogue has no such
-    fault."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:
@@ -180,8 +169,7 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of two weights that explain it as well as its cause does. `actual` contains the
-    activations that the port returned."""
+    """Add to each divergence the swaps of two weights that explain the divergence as well as its cause does."""
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
     return dataclasses.replace(report, faults=tuple(faults))
@@ -200,8 +188,7 @@ def _with_exchanges(
             continue
         if all(_is_same(probes[key], call, fault.where, rival, dtype) for key, call in calls.items()):
             known.add(rival.fault.id)
-            tied = (*fault.indistinguishable, rival.fault.id)
-            fault = dataclasses.replace(fault, indistinguishable=tied)
+            fault = dataclasses.replace(fault, indistinguishable=(*fault.indistinguishable, rival.fault.id))
     return fault
 
 
@@ -214,8 +201,7 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 
 
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
-    """Return whether the reference computes the port's value at `where` from the port's earlier values, if the weights
-    of `rival` are swapped."""
+    """Return whether swapped weights explain the port's value at `where`."""
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]
     budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))

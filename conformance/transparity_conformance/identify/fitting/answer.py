@@ -1,7 +1,4 @@
-"""The answer of `transparity fit`: the nearest template, the fields that differ, and sentences about the evidence.
-
-Templates are the presets, the families, and the model of the original Transformer paper.
-"""
+"""The answer of `transparity fit`: the nearest template (preset or family), differing fields, and the evidence."""
 
 from __future__ import annotations
 
@@ -25,11 +22,10 @@ from transparity_conformance.oracle.reach.features import replaced
 OF_KINDS = frozenset(
     ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
 ) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
-"""Integer fields that are not sizes. Models that differ in one of these fields are of different kinds."""
+"""Integer fields that are not sizes."""
 
 WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
 SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
-"""Fields that are sizes, such as `embed_dim`. Models of the same family may have different sizes."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
 """Fields without an effect on a forward pass in evaluation mode."""
@@ -52,20 +48,18 @@ VANILLA = dataclasses.replace(
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Return all templates by name; the template of a family is its small example model."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> Differences:
-    """Return the differing fields, except sizes; the number of experts is a size if both models have experts."""
+    """Return the differing fields that are not sizes. The number of experts is a size if both models have experts."""
     both_have_experts = config.num_experts and template.num_experts
     ignored = SIZES | NOT_RUN | ({"num_experts"} if both_have_experts else set())
     return apart({name: getattr(config, name) for name in FIELD_TYPES if name not in ignored}, template)
 
 
 Differences = dict[str, tuple[object, object]]
-"""The fields that differ, each with the pair (template's value, module's value)."""
 
 
 def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences:
@@ -74,7 +68,7 @@ def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, Differences]:
-    """Return the name of the nearest template, and the differences from it; ignore the undetermined fields `untold`."""
+    """Return the nearest template's name, and the differing fields except `untold`."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()
@@ -83,7 +77,7 @@ def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[st
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return `config` with some fields replaced; None if the result is invalid, or has other parameters or inputs."""
+    """Return a changed configuration if it is valid and has the same parameters and inputs."""
     made = replaced(config, **fields)
     if made is None or made.further_inputs != config.further_inputs:
         return None
@@ -96,17 +90,16 @@ class Fit:
 
     config: TransformerConfig
     share: float
-    """The largest difference between the module and the reference with this configuration, divided by the budget."""
+    """The largest difference from the reference, divided by the budget."""
     template: str
     differences: Differences
     untold: dict[str, str]
-    """Undetermined fields, each with the reason. Other values of such a field lead to the same outputs."""
+    """Fields whose value does not change the outputs, each with the reason."""
     parameters: Arrays
-    """The module's random parameters, by the reference's names."""
+    """The module's random parameters under the reference's names."""
     unused: tuple[str, ...] = ()
-    """The module's parameters that no recognized operation uses."""
     remarks: tuple[str, ...] = ()
-    """Reasons why the fit is not confirmed; empty if the fit is confirmed."""
+    """Reasons why the fit is not confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -114,7 +107,6 @@ class Fit:
 
 
 def sentences(fit: Fit, port: str) -> Iterator[str]:
-    """Yield sentences about the nearest template, the differing fields, the evidence, and undetermined fields."""
     pairs = fit.differences.items()
     fields = "; ".join(f"{name} is {_shown(ours)}, not {_shown(theirs)}" for name, (theirs, ours) in pairs)
     yield f"{port} is {fit.template}{f', but {fields}' if fields else ', apart from its sizes'}."
@@ -137,8 +129,7 @@ AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """Return the incomplete configuration of a failed fit as JSON, and a sentence with the nearest template. The value
-    "?" marks unknown fields in which the templates differ."""
+    """Return the incomplete configuration as JSON, with "?" for unknown fields, and a sentence about a template."""
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     alike = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
     others = alike or templates()

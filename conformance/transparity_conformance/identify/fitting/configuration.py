@@ -151,7 +151,7 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
-    """Return the common kind and eps of the norms, and record a remark for each norm with another eps."""
+    """Return the norms' common kind and eps; add a remark for each norm with another eps."""
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
     others = eps_besides(named, kind, eps)
@@ -211,8 +211,7 @@ def _head(found: FoundFields, parts: Parts) -> None:
     scale = scale_of_logits(head.linear.made, parts.heard.output) if head.linear and head.kind == "logits" else Scale()
     bases = {"none": 1.0, "embed_dim": stream.output.shape[1] ** -0.5}
     found.put_factor("head", settled(stream.head_factor * scale.factor), bases)
-    fields = {"head": head.kind, "residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
-    found.fields |= fields
+    found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
     if head.is_pooled:
         found.fields["pooler"] = head.activation
     if head.pooler is not None:

@@ -43,7 +43,7 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which to search the eps of the norms if the first calls do not determine eps."""
+"""The range of eps if the first calls do not determine eps."""
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
@@ -65,9 +65,9 @@ def fit(module: Any, seed: int = 0) -> Fit:
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Return the first confirmed configuration of a model; if none is confirmed, the configuration with the smallest
-    error. Try several interpretations of the recording: with or without loops over heads or rows, and with queries or
-    keys first. If all interpretations fail, raise the error of the interpretation that found the most fields."""
+    """Return the first confirmed configuration, or the configuration with the smallest error. Try several readings:
+    with and without loops over heads or rows, queries or keys first. If all fail, raise the error of the reading that
+    found the most fields."""
     errors: list[FitError] = []
     made: list[Fit] = []
     for loops in get_args(Loops):
@@ -99,8 +99,7 @@ def _collected(errors: list[FitError], known: Mapping[str, Any]) -> Iterator[Non
 
 
 def _readings(subject: FittedModel, errors: list[FitError]) -> Iterator[Fit]:
-    """Yield at most two fits: one assumes that the module computes queries before keys, and the other assumes keys
-    before queries."""
+    """Yield the fits of two assumptions: queries before keys, and keys before queries."""
     calls, sizes_found = list[RecordedCall](), dict[str, Any]()
     with _collected(errors, sizes_found):
         sizes, plain = inputs.first_answer(subject)
@@ -147,8 +146,8 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 
 
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
-    """Return whether the attention of the last stack hides later tokens. If each token sees only itself, the model
-    counts as causal, except with images or token types: only encoders have these inputs."""
+    """Return whether attention hides later tokens. If each token sees only itself, the model counts as causal, unless
+    the model has images or token types."""
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
     if not own and next(kernels_over_time(subject.values), None) is None:
@@ -161,8 +160,8 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
-    """Compare the module with the reference, on the recorded calls and on the probes of a check. Set undetermined
-    fields to the values of the nearest template if the module still agrees with the reference."""
+    """Compare the module with the reference on the calls and on the probes of a check. Take undetermined fields from
+    the nearest template if the module still agrees."""
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)
@@ -183,8 +182,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 
 
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
-    """Compare the module with the reference on the weights and probes of a check. Run the module in float64; if the
-    logits differ, run the module again in its own precision."""
+    """Compare logits in float64 and, if they differ, in the module's own precision."""
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
     for key, probe in probes.items():
@@ -214,8 +212,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
-    """Return the eps with which the reference is nearest to the module on a probe with small activations. Small
-    activations determine eps, unless the module computes its norms in float32."""
+    """Return the eps with which the reference is nearest to the module on small activations."""
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
 

@@ -15,23 +15,21 @@ from transparity_conformance.identify.fitting.values.signals import frame_shapes
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
-"""Lengths of the source (or of a single stack) and of the target; the first pair that the module accepts is used."""
+"""Lengths of the source (or of a single stack) and the target, in the order of attempts."""
 
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
-"""Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""The numbers of first and last tokens of a large vocabulary that `fit` tries as the padding token."""
+"""The numbers of first and last tokens of a large vocabulary that may be the padding token."""
 
 MOST = 512
-"""The largest number of table rows to try as a length."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the number of table rows that each input may index, and inputs that the module accepts."""
+    """Return the size of each input's table, and inputs that the module accepts."""
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:
@@ -71,8 +69,7 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of each input's table, and the inputs: `given`, and random tokens. Try several lengths
-    of the tokens until the module accepts one."""
+    """Return the sizes of the tables, and `given` with random tokens of the first accepted length."""
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -94,8 +91,8 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
-    """Return the result of `taken` for the first option that the module accepts. If the module accepts no option, raise
-    the first error; without options, raise an error with the text `without`."""
+    """Return the result of the first option that the module accepts. Without such an option, raise the first error, or
+    an error with the text `without`."""
     errors = [FitError(without)]
     for each in options:
         try:
@@ -139,7 +136,6 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with an attention mask that hides different tokens in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0
@@ -147,12 +143,11 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def may_pad(size: int) -> np.ndarray:
-    """Return the tokens of a vocabulary to try as the padding token."""
     return np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Return rows in which each token that may be padding follows another token. For images, return flipped images."""
+    """Return rows in which each possible padding token follows another token; for images, return flipped images."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}
@@ -183,8 +178,6 @@ NO_FRAMES = "The module takes frames of audio, but it lacks two successive convo
 
 
 def take_image(subject: FittedModel) -> np.ndarray:
-    """Return random images of the first size that the module accepts."""
-
     def taken(pixels: np.ndarray) -> np.ndarray:
         subject.positions = {"pixels": 1}  # a placeholder until `count_patches`
         subject.call({"pixels": pixels})
@@ -194,7 +187,7 @@ def take_image(subject: FittedModel) -> np.ndarray:
 
 
 def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
-    """Store in `subject` the number of an image's positions, and whether the module accepts images of other sizes."""
+    """Store an image's number of positions, and whether the module accepts larger images."""
     found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
     subject.positions = {"pixels": found.length(BATCH)}
     more = found.fields["patch_size"]
@@ -207,8 +200,7 @@ def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """Return the largest number of tokens that the module accepts, up to the default `max_length`. For an image, return
-    the number of positions."""
+    """Return the largest accepted number of tokens, at most the default `max_length`, or an image's positions."""
     if not subject.tokens:
         return max(subject.positions.values())
 

@@ -56,8 +56,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.fields["window_kind"] = "chunked"
         if len(windowed) < len(own):
             types = [FULL if each is None else SLIDING for each in sizes.values()]
-            kinds = {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
-            found.fields |= kinds
+            found.fields |= {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
         else:
             found.untold["layer_types"] = (
                 "every attention layer has the window, so the types of layers cannot be distinguished"
@@ -109,21 +108,19 @@ def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None
 
 
 def is_causal(masked: np.ndarray) -> bool:
-    """Return whether a mask (batch, queries, keys), True for hidden keys, hides all later keys."""
+    """Return whether a mask, True for hidden keys, hides all later keys."""
     return bool(masked[:, np.triu(np.ones(masked.shape[1:], bool), 1)].all())
 
 
 def window_of(masked: np.ndarray) -> int | None:
-    """Return the size of the sliding window: the smallest distance at and beyond which all keys are hidden. Return None
-    without a window."""
+    """Return the smallest distance from which all keys are hidden, if any."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
-    window = next((distance for distance in range(length) if all(hidden[distance:])), None)
-    return window or None
+    return next((distance for distance in range(length) if all(hidden[distance:])), None) or None
 
 
 def in_chunks(masked: np.ndarray, size: int) -> bool:
-    """Return whether a mask (batch, queries, keys) hides all keys in other chunks of `size` positions."""
+    """Return whether a mask hides all keys in other chunks of `size` positions."""
     chunk = np.arange(masked.shape[1]) // size
     return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
 
@@ -140,8 +137,8 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether the mask is applied before or after the scale. The
-    recorded scores fit both orders, so choose the order in which the number has fewer digits."""
+    """Return the number that replaces masked scores, and whether the mask comes before or after the scale. Both orders
+    fit the recorded scores; prefer the order in which the number has fewer digits."""
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"
     if value == 0:
@@ -152,7 +149,7 @@ def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
 
 
 def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
-    """Add the padding fields of a model without attention: compare the reference with the outputs of all calls."""
+    """Add the padding fields of a model without attention, by comparing the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
     options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []

@@ -1,8 +1,4 @@
-"""Determine the fields of recurrences, and which layers have a recurrence.
-
-The search assigns the features of a recurrence's input to roles, such as query or gate. An assignment is right if the
-reference then computes the module's result.
-"""
+"""Assign the input features of recurrences to roles, such as query or gate, until the reference computes the result."""
 
 from __future__ import annotations
 
@@ -30,13 +26,11 @@ from transparity_numpy.mixers import MIXERS
 from transparity_numpy.state.context import Context
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
-"""The orders of query, key and value in Qwen3-Next and in Mamba-2, which are tried first."""
+"""The orders in Qwen3-Next and in Mamba-2, which are tried first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recurrence:
-    """A sublayer with a recurrence: its convolutions, the linear maps of its input, and its output map."""
-
     convolutions: Sequence[Convolution]
     maps: Sequence[Linear]
     output: Linear
@@ -60,9 +54,8 @@ class Rates:
     """The time steps of all heads, and the parameters of the decay."""
 
     features: list[int]
-    """The indices of the linear maps' features from which the time steps are computed."""
+    """The features from which the time steps are computed."""
     names: tuple[str, str]
-    """The module's names of the bias of the time steps, and of the logarithm of the decay rates."""
     step: np.ndarray
     """The time steps before clipping (batch, length, heads)."""
     bounded: np.ndarray
@@ -74,11 +67,10 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The names of all parameters of the recurrence in the module."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
-        """Return the input of the output map, computed by the reference, for the first `rows` rows of the batch."""
+        """Return the input of the output map, as the reference computes it for the first `rows` rows."""
         bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
         config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
@@ -94,11 +86,6 @@ class Taken:
 
 
 def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """Return the fields and parameters of a recurrence; raise a `ForeignError` if no assignment is right.
-
-    Args:
-        found: the known fields, including the eps of norms.
-    """
     own = operations[min(each.at for each in one.maps) : one.output.at]
     left = {name: value for name, value in values.items() if name not in found.used}
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
@@ -120,7 +107,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps unchanged, and then without one of their biases, which may be the time steps' bias."""
+    """Yield the linear maps unchanged, and then without a bias that may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -148,8 +135,7 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features from which the module may compute time steps, and the name of a vector that may be their bias.
-        The vector has one number for each head, and an operation adds the vector to the features."""
+        """Yield features that may be time steps, and a vector that an operation adds to them, one number per head."""
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for name, vector in self.values.items():
@@ -163,8 +149,7 @@ class _Layer:
                     yield steps, name
 
     def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """Yield the rates for which an operation computed −exp(rate) · time step, where the time steps may be
-        clipped."""
+        """Yield rates for which an operation computed −exp(rate) · time step; time steps may be clipped."""
         step = softplus(self.columns.made[:, features] + self.values[bias])
         step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
         seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]
@@ -184,8 +169,8 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every assignment of the remaining features and vectors to roles. In a gated delta network, the features
-        of beta are before or after the gate's features. Mamba-2 has no beta, but a vector for its skip connection."""
+        """Yield every assignment of the other features and vectors to roles. Beta is before or after the gate in a
+        gated delta network; Mamba-2 has a skip vector instead."""
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)
         betas, mixer = [left[-heads:], left[:heads]], "gated-delta"
@@ -247,11 +232,7 @@ def read_recurrences(
     named: Sequence[tuple[str, Recurrence]],
     mixers: Sequence[object],
 ) -> None:
-    """Add the fields and parameters of the recurrences, if there are any.
-
-    Args:
-        mixers: the mixer of each layer: a recurrence or attention.
-    """
+    """Add the fields and parameters of the recurrences. `mixers` has each layer's recurrence or attention."""
     if not named:
         return
     every: list[tuple[str, Taken]] = []
@@ -269,7 +250,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the fields of the time step's bounds; a bound is known only if some time step is clipped."""
+    """Return the bounds of the time step; a bound is known only if a time step is clipped."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}

@@ -66,12 +66,8 @@ class Parts:
 
 
 def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_first: bool = False) -> Parts:
-    """Split a call into parts; raise a `FitError` that names the first part that the reference lacks.
-
-    Args:
-        causal: whether the attention hides later tokens; used if there is only one stack.
-        keys_first: whether the module computes keys before queries.
-    """
+    """Split a call into parts; raise a `FitError` that names the first part that the reference lacks. `causal` matters
+    only for a single stack. With `keys_first`, the module computes keys before queries."""
     values, tokens, lengths = subject.values, subject.inputs, list(heard.lengths.values())
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
     width = embeddings[tokens[0]].value.shape[1]
@@ -108,7 +104,6 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
 
 
 def tensor_of(sublayer: Sublayer) -> str:
-    """Return the module's name of a sublayer's first tensor."""
     if isinstance(sublayer, Attention):
         return sublayer.query.name
     if isinstance(sublayer, Experts):
@@ -170,8 +165,7 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 
 
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
-    """Return the sublayers with the reference's names. Raise `FitError` unless each layer ends with a feed-forward, or
-    no layer has a feed-forward."""
+    """Return the sublayers by name. Raise `FitError` unless each layer or no layer ends with a feed-forward."""
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
     has_none = not any(isinstance(each, FeedForward | Experts) for each in found)
@@ -210,7 +204,7 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int, norms: Nor
 
 
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """Return the head of a model that returns a vector per row: a pooled state or classes, possibly with a pooler."""
+    """Return the head of a model with one vector per row: a pooled state or classes."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:

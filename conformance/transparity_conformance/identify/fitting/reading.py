@@ -19,7 +19,7 @@ from transparity_numpy.norms.heads import query_key_norm
 from transparity_numpy.positions.in_attention import alibi_slopes, relative_buckets
 
 FEW = 4
-"""With at most this number of rotated features, the angles fit a scaling as well as another rope_theta."""
+"""With at most this many rotated features, a scaling and another rope_theta fit equally well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +33,12 @@ class Heads:
     scale: Scale
     raw: np.ndarray
     own: np.ndarray
-    """`raw` is the product query · key of each token with itself; `own` is the score of this pair without a bias."""
+    """`raw` is the product query · key of each token with itself; `own` is its score without a bias."""
     table: str | None
-    """The name of the module's table of relative positions; None without such a table."""
 
     @property
     def left(self) -> np.ndarray:
-        """Return the effect of positions: the scores minus the scaled query · key, and 0 for masked scores."""
+        """Return the scores minus the scaled query · key: the effect of positions; 0 for masked scores."""
         left = self.scores.values - self.scale(raw_scores(self.query, self.key))
         return np.where(np.broadcast_to(self.scores.masked[:, None], left.shape), 0.0, left)
 
@@ -109,9 +108,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
 
 
 def _read_scale(found: FoundFields, heads: Heads) -> None:
-    def error(factor: float) -> float:
-        return difference(Scale(factor, heads.scale.softcap)(heads.raw), heads.own)
-
+    error = lambda factor: difference(Scale(factor, heads.scale.softcap)(heads.raw), heads.own)
     sizes = {"head_dim": heads.attention.head_dim, "embed_dim": found.fields["embed_dim"], "none": 1}
     found.put_factor("attention", heads.scale.factor, {name: size**-0.5 for name, size in sizes.items()}, error)
     found.fields["attention_softcap"] = heads.scale.softcap
@@ -157,7 +154,7 @@ def _read_relative(
     is_left: Callable[[np.ndarray], bool],
     distances: np.ndarray,
 ) -> bool:
-    """If the bias of the scores consists of rows of `table`, add the fields of relative positions and return True."""
+    """Add the fields of relative positions and return True if the scores' bias consists of rows of `table`."""
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)

@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 AHEAD = 40
-"""The number of later operations in which to search for the result of a norm, or for a sum with the residual."""
+"""The number of later operations in which to search for a norm's result or a sum with the residual."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
@@ -50,11 +50,10 @@ class End:
 
     value: np.ndarray
     choices: tuple[np.ndarray, ...] = ()
-    """Matrices that may pool the states; empty if the head reads all states."""
+    """Matrices that may pool the states, if any."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield (value, is_state) for each value that the head may read if the states are `x`; `is_state` is false for
-        a mean of states."""
+        """Yield (value, is_state) for each value that the head may read; a mean of states is no state."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -65,15 +64,11 @@ class End:
 
 @dataclass
 class Walk:
-    """A walk through a stack, from the embedding to the input of the head."""
-
     embedded: np.ndarray
     sublayers: Sequence[tuple[str, Sublayer]]
     end: End | None
-    """The input of the head; None for the encoder of an encoder-decoder."""
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
-    """The encoder's output, for a decoder with cross-attention."""
     reached: int = 0
     """The largest number of sublayers that a placement of norms explains."""
 
@@ -134,8 +129,8 @@ class Walk:
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return the residual stream `x` plus a sublayer's output `y`. If a later value is `x` plus a multiple of `y`,
-        record the factor, and return that value."""
+        """Return `x` plus a sublayer's output `y`. If a later value is `x` plus a multiple of `y`, record the factor
+        and return that value."""
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
             return x + y
@@ -152,8 +147,7 @@ class Walk:
         given = sublayer.key.given.reshape(-1, self.width)
         if not is_same(self.memory, given):
             made.memory_norm = True
-            place = name.replace("cross_attention", "memory_norm")
-            return self._is_normed(made, norms, place, self.memory, given)
+            return self._is_normed(made, norms, name.replace("cross_attention", "memory_norm"), self.memory, given)
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
@@ -165,8 +159,7 @@ class Walk:
         yield from itertools.islice(self._read_ends(made, norms, x, self.end), 1)
 
     def _read_ends(self, made: Stream, norms: Norms, x: np.ndarray, end: End) -> Iterator[Stream]:
-        """Yield the stream with each end that leads to the head's input: with or without a final norm, and with a
-        factor."""
+        """Yield each end that leads to the head's input, with or without a final norm, and with a factor."""
         normed = (self._normed(made, *each) for each in self._after(norms, x, 0, len(self.operations)))
         for ended in itertools.chain([dataclasses.replace(made, output=x)], normed):
             for given, _ in end.of(ended.output):

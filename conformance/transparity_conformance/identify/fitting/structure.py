@@ -1,8 +1,4 @@
-"""Find the sublayers of a module from its linear maps and attention weights.
-
-Attention consists of linear maps before a softmax, and a linear map after the softmax. The linear maps after attention
-may form a feed-forward.
-"""
+"""Find the sublayers of a module from its linear maps and attention weights."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ class Attention:
     gate: Linear | None = None
     """The linear map whose sigmoid multiplies the context."""
     packed: tuple[str, ...] = ()
-    """The names of fused parameters, which contain several of query, key, value and gate."""
+    """The names of fused query, key, value or gate parameters."""
 
     @property
     def given(self) -> np.ndarray:
@@ -76,12 +72,11 @@ Mixer = Attention | Recurrence
 Sublayer = Mixer | FeedForward | Experts
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""The operations that reveal a mixer: attention weights, or a recurrence's convolutions and their linear maps."""
+"""The operations that reveal a mixer."""
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1. Leave
-    out values that are computed from attention weights: copies, or means over the heads."""
+    """Return attention weights: nonnegative values whose rows sum to 1, without copies and means over heads."""
     found: list[Softmax] = []
     seen: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -109,18 +104,13 @@ def sublayers(
     recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
     experts: Sequence[Experts] = (),
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the sublayers in execution order, and the linear maps after the last sublayer.
-
-    Args:
-        keys_first: whether the module computes keys before queries; used if keys and queries have the same shape.
-        recurrences: for each recurrence, the convolutions and the linear maps of their input.
-    """
+    """Return the sublayers in execution order, and the linear maps after the last sublayer. `keys_first` matters if
+    keys and queries have the same shape."""
     found: list[Sublayer] = []
     routed = {each.router: each for each in experts}
     unsorted: list[Anchor] = [*weights, *recurrences]
     anchors = sorted(unsorted, key=_end_of)
-    ends = [_end_of(each) for each in anchors]
-    cuts = [-1, *ends, float("inf")]
+    cuts = [-1, *map(_end_of, anchors), float("inf")]
     between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
     projections: list[Linear] = between[0]
     for anchor, rest in zip(anchors, between[1:], strict=True):
@@ -174,9 +164,9 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
-    """Return the attention with the weights `softmax`, and the part of a fused map that the attention does not read.
-    `_values` finds the features of the value; the other features start with the query and the key. If the value's
-    features are not consecutive, the features of query, key and value alternate by groups of heads."""
+    """Return the attention, and the part of a fused map that the attention does not read. Without the value's features,
+    the features start with query and key. If the value's features are not consecutive, query, key and value alternate
+    by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
@@ -206,13 +196,12 @@ def _attention(
             return made, [columns.linear(unread)] if unread else []
     raise FitError(
         f"The context of an attention with {heads} heads is not a weighted sum of the results of the "
-        f"linear maps before it; {_FORMS}"
+        f"preceding linear maps; {_FORMS}"
     )
 
 
 def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the features of the value, and the features of the gate (whose sigmoid multiplies the context), if any.
-    Without a gate, weights · value is the input of the output map. With a gate, the value has its own linear map."""
+    """Yield the features of the value, and of the gate. Without a gate, weights · value is the output map's input."""
     batch, heads, queries, keys = softmax.weights.shape
     context = output.given.reshape(len(output.given), heads, -1)
 
@@ -237,7 +226,7 @@ def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) ->
 
 
 def _context(attention: Attention) -> np.ndarray:
-    """Return the weighted sum of the values; empty if the length or the number of heads does not fit."""
+    """Return the weighted sum of the values; empty if the shapes do not fit."""
     batch, heads, _, keys = attention.softmax.weights.shape
     rows, features = attention.value.made.shape
     shared = rows * features // (batch * keys * attention.head_dim)

@@ -22,23 +22,16 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.isolation import RemotePort
 
 SPREAD = 0.3
-"""The standard deviation of a vector's random elements; their mean is the mean initial value, clipped to ±1.
-
-Initial values themselves would give a recurrence short time steps, which hardly change its states.
-"""
+"""The deviation of a vector's random elements around its mean initial value, clipped to ±1. Initial values of a
+recurrence would give short time steps, which hardly change its states."""
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""The kind of loop in a model's code: `none`, over the `rows` of a batch, or over `heads` (and possibly rows).
-
-`batch second` means that there is no loop, and that activations have the axes (positions, rows, …).
-"""
+"""The loop in a model's code. `batch second` means no loop, and the axes (positions, rows, …)."""
 
 KERNEL = 4
-"""The number of axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""The largest number of heads for which `fit` recognizes loops over heads."""
 
 
 class FitError(PortError):
@@ -49,7 +42,7 @@ class FitError(PortError):
 
 
 class ForeignError(FitError):
-    """The module has a recognized part that no configuration expresses; this error stops the search."""
+    """A recognized part has no configuration; the search stops."""
 
 
 class ModuleError(FitError):
@@ -62,14 +55,13 @@ class RecordedCall:
     output: np.ndarray
     operations: Sequence[Operation]
     lengths: Mapping[str, int]
-    """For each input, the number of positions: tokens, patches, or positions of audio."""
+    """The number of positions of each input: tokens, patches or audio."""
 
     @property
     def batch(self) -> int:
         return len(next(iter(self.inputs.values())))
 
     def shows(self, activation: np.ndarray) -> bool:
-        """Return whether some operation computes an activation, in any order of axes."""
         return self._computed.nearest(activation) is not None
 
     @functools.cached_property
@@ -82,22 +74,20 @@ class FittedModel:
         self.model, self.names = model, model.inputs()
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
-        """For each input with images or audio, the number of positions."""
         self.loose: set[str] = set()
-        """The inputs with images or audio for which the model accepts any number of patches or frames."""
+        """Images or audio of which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """For an input that turned out to be an image, the previous name by the new name."""
+        """The previous names of inputs that are images."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model stores weights in a lower precision than float32. The fit cannot match rounded values."""
+        """Whether weights have a lower precision than float32, whose rounded values no fit can match."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the names of the stacks' inputs: `source` and `target`, `pixels`, or `tokens`."""
         if "pixels" in self.names:
             return ("pixels",)
         return ("source", "target") if "target" in self.names else ("tokens",)
@@ -110,8 +100,7 @@ class FittedModel:
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Convert the module to float64, unless this changes the output for `inputs`. For example, a fused kernel may
-        misread a float32 mask as float64."""
+        """Convert the module to float64, unless the output changes: a fused kernel may misread a float32 mask."""
         if self.is_low:  # the model already computes in float64, or cannot
             return
         before = self.call(inputs)
@@ -125,7 +114,6 @@ class FittedModel:
         self.model.narrow()
 
     def narrow(self) -> None:
-        """Convert the module back to its original precision, unless this precision is lower than float32."""
         if not self.is_low:
             self.model.narrow()
 
@@ -158,7 +146,7 @@ class FittedModel:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
 
     def _rows_first(self, value: np.ndarray, inputs: Arrays) -> np.ndarray:
-        """Put rows before positions if the first two axes are (positions, rows), or these axes are merged into one."""
+        """Put rows before positions if the first two axes are (positions, rows), possibly merged."""
         for name, length in self.lengths(inputs).items():
             rows = len(inputs[name])
             if value.shape[:2] == (length, rows):
@@ -168,7 +156,7 @@ class FittedModel:
         return value
 
     def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
-        """Stack the results of loops over heads and over rows; rows become the first axis."""
+        """Stack the results of loops; rows become the first axis."""
         shapes = [(len(inputs[name]), length) for name, length in self.lengths(inputs).items()]
         found = stacked(operations, shapes, range(2, MOST_HEADS + 1))
         if self.loops == "rows":
@@ -190,7 +178,7 @@ class FittedModel:
             raise ModuleError(f"The module raised {error} when it was called with {shapes}{hint}.") from error
 
     def _drawn(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """Draw random float32 numbers that are so small that no activation saturates."""
+        """Draw float32 numbers that saturate no activation."""
         value = self.random.normal(size=tensor.shape)
         if tensor.ndim < 2:
             value = np.clip(tensor.mean(dtype=np.float64), -1, 1) + SPREAD * value

@@ -1,13 +1,6 @@
-"""Derivatives of the loss with respect to each parameter, by the complex step, and their rounding errors.
-
-A gradient is tested along random directions. The product of the gradient and a direction must equal the derivative of
-the loss along the direction. A wrong element of the gradient changes the product. Parameters of the same kind share a
-tolerance, because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own
-direction, so one forward pass computes many derivatives.
-
-To compute a whole gradient, the reference changes one entry of a parameter per forward pass, which is slow.
-`loss_and_gradients` in this file changes a different entry in each row of the batch.
-"""
+"""Derivatives of the loss along random directions, by the complex step, and their rounding errors. The product of a
+gradient and a direction must equal the derivative along the direction. Parameters of the same kind share a tolerance,
+because they have similar rounding errors."""
 
 from __future__ import annotations
 
@@ -44,27 +37,22 @@ from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The smallest number of directions for each kind of parameter; with fewer, an error may be small by chance."""
+"""The fewest directions for each kind of parameter; with fewer, an error may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""For a large model: the smallest number of directions, and the number of points at which rounding is measured."""
+"""For a large model, the fewest directions, and the points at which rounding is measured."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
-"""The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache, or 256 MB for a large model."""
+"""The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache; 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""A function (logits (batch, length, vocab), targets (batch, length), padding token) → loss.
-
-The logits may be complex.
-"""
+"""(logits (batch, length, vocab), targets (batch, length), padding token) → loss; the logits may be complex."""
 
 RouterLoss = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""A function that computes an additional loss from {tap: logits of a router (batch, length, experts)}."""
+"""{tap: a router's logits (batch, length, experts)} → an additional loss."""
 
 
 def of_routers(into: dict[str, Any], then: Tap = identity) -> Tap:
-    """Return a tap function that stores the logits of all routers in `into`."""
-
     def tap(name: str, value: Any) -> Any:
         if name.endswith(".router_logits"):
             into[name] = value
@@ -74,15 +62,12 @@ def of_routers(into: dict[str, Any], then: Tap = identity) -> Tap:
 
 
 def projection_of(name: str) -> str:
-    """Return the kind of a parameter, such as `query`; a weight and its bias have the same kind."""
     return name.split(".")[-2]
 
 
 class Derivatives:
-    """The derivatives of the loss along directions of each learned parameter, for one model and one batch.
-
-    If `of_padding` is false, no direction changes the embedding of the padding token.
-    """
+    """Derivatives of the loss along directions of each parameter. If `of_padding` is false, no direction changes the
+    embedding of the padding token."""
 
     def __init__(
         self,
@@ -117,12 +102,11 @@ class Derivatives:
         self._used: dict[str, None] = {}
         self.oracle = Oracle(self._run, parameters, neighbours=POINTS_OF_A_LARGE_ONE if self.is_large else NEIGHBOURS)
         if loss is cross_entropy and masks is None and routers is None:
-            settings = ["derivatives", config.as_dict(), training, of_padding]
-            self.oracle.given = settings, inputs
+            self.oracle.given = ["derivatives", config.as_dict(), training, of_padding], inputs
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction, in the order of the parameters' use."""
+        """Return the derivatives in float64, one per direction, in the order in which parameters are used."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -132,7 +116,7 @@ class Derivatives:
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the product of each gradient with each of its directions; leave out gradients with a wrong shape."""
+        """Return the product of each gradient and each direction, except for gradients with a wrong shape."""
         shapes = {name: tuple(part.shape[1] for part in found) for name, found in self.directions.items()}
         given = {name: gradients[name] for name in shapes if name in gradients}
         return {
@@ -141,7 +125,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """The number of derivatives per forward pass: one unless each row of a batch can have its own perturbation."""
+        """Derivatives per forward pass: one unless each row of a batch can have its own perturbation."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -169,7 +153,7 @@ class Derivatives:
         return self.of_batches(parameters, len(some))
 
     def of_batches(self, parameters: dict[str, Any], count: int) -> list[float]:
-        """Return the derivatives of the losses of `count` stacked batches, each with its own perturbed parameters."""
+        """Return the derivatives of `count` stacked batches, each with its own perturbed parameters."""
         size = len(self.targets)
         inputs = {name: repeated(value, count) for name, value in self.inputs.items()}
         masks = {name: repeated(value, count) for name, value in (self.masks or {}).items()}
@@ -193,30 +177,24 @@ def _perturbed(value: np.ndarray, parts: Directions, index: int) -> np.ndarray:
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return the targets of the loss: the input tokens shifted by one position, including padding."""
+    """Return the input tokens shifted by one position, including padding."""
     return np.roll(inputs[config.input_names[-1]], -1, axis=1)
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters. Almost every direction reveals a wrong gradient."""
+"""Directions that change all parameters; almost every direction reveals a wrong gradient."""
 
 FAINTEST = 1e-2
-"""A parameter's directions are divided by the norm of the gradient, and at least by this share of the median norm.
-
-The true gradient of a key's bias is often 0, and division by a tiny norm would amplify rounding.
-"""
+"""Directions are divided by the gradient's norm, or by this share of the median norm if that is larger. The true
+gradient of a key's bias is often 0, and a tiny divisor would amplify rounding."""
 
 POINTS = 3
-"""The largest number of points at which rounding is measured. For most right gradients, one point is enough."""
+"""The largest number of points at which rounding is measured; one point is enough for most right gradients."""
 
 
 class Together:
-    """The derivatives of the loss along a few directions, each of which changes all parameters.
-
-    Args:
-        each: The derivatives of the same loss along directions that change one parameter.
-        gradients: The port's gradients, whose norms scale the directions.
-    """
+    """Derivatives along directions that change all parameters. `each` has the derivatives of single parameters. The
+    norms of the port's `gradients` scale the directions."""
 
     def __init__(self, each: Derivatives, gradients: Mapping[str, np.ndarray], known: list[str]) -> None:
         self.each, random = each, np.random.default_rng(8)
@@ -247,7 +225,7 @@ class Together:
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the loss and its gradients, faster than the reference's function of the same name."""
+    """Return the loss and its gradients, faster than the reference's function."""
     if not rows_are_apart(config, training=training):
         return of_reference.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
@@ -281,7 +259,7 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the oracle of training: `losses` and learned parameters. `by` replaces the reference's `train`."""
+    """Return the oracle of training: `losses` and parameters. `by` replaces the reference's `train`."""
 
     trained = by or functools.partial(train, differentiate=loss_and_gradients)
 

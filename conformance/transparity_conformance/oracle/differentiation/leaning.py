@@ -1,9 +1,5 @@
-"""Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives.
-
-A large model spends most of its time on reading matrices, so each matrix is read once for all directions. The
-perturbation of a matrix is the outer product of two vectors. The effect of the perturbation is added to the matrix
-product, so no perturbed matrix is stored.
-"""
+"""Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives, and
+reads each matrix, which takes most of a large model's time, only once."""
 
 from __future__ import annotations
 
@@ -19,23 +15,14 @@ from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""One array (directions, size) for each axis of a parameter. Direction k is the outer product of the arrays' rows k."""
+"""One array (directions, size) per axis of a parameter. Direction k is the outer product of the rows k."""
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter with a different perturbation in each row of a batch, for use in NumPy operations.
-
-    For row k of the batch, the parameter is w + i·h·v, where v is the outer product of the k-th vectors. A matrix
+    """A parameter w + i·h·v for each row of the batch, where v is the outer product of the row's vectors. A matrix
     supports the product with its transpose, the elementwise product, and the lookup of rows. A vector supports sums,
     products and the exponential. Other operations would lose the derivative, so they raise `TypeError`. The batch must
-    be the first axis of activations.
-
-    Args:
-        value: The unperturbed parameter w, a matrix (out, in) or a vector (out,).
-        vectors: The vectors (rows, out) and, for a matrix, (rows, in); zeros in rows without a perturbation.
-        is_transposed: Whether this object represents the transpose of `value`.
-        used: A function to call whenever an operation uses the parameter.
-    """
+    be the first axis of activations. `used` is called whenever an operation uses the parameter."""
 
     def __init__(
         self, value: Any, vectors: Directions, *, is_transposed: bool = False, used: Callable[[], Any] = lambda: None
@@ -62,7 +49,6 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return this object; raise `TypeError` unless the object has the dtype `dtype`."""
         if np.dtype(dtype) != self.dtype:
             raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self
@@ -113,7 +99,7 @@ class Leaning(NDArrayOperatorsMixin):
         raise TypeError("a perturbed parameter cannot be converted to an array")
 
     def _product(self, x: np.ndarray) -> np.ndarray:
-        """Return x · wᵀ + i·h · (x · right) leftᵀ, where the vectors `left` and `right` are the perturbation."""
+        """Return x · wᵀ + i·h · (x · right) leftᵀ, where `left` and `right` are the perturbation."""
         left, right = self.vectors
         # Multiplying the real and imaginary parts separately takes half the time of a complex product.
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
@@ -131,12 +117,12 @@ class Leaning(NDArrayOperatorsMixin):
 
 
 def _over(vectors: np.ndarray, ndim: int) -> np.ndarray:
-    """Reshape vectors (batch, size) to `ndim` axes: (batch, 1, …, 1, size)."""
+    """Reshape (batch, size) to `ndim` axes: (batch, 1, …, 1, size)."""
     return vectors.reshape(len(vectors), *[1] * (ndim - 2), -1)
 
 
 def along(gradient: Any, directions: Directions) -> np.ndarray:
-    """Return the product of a gradient and each direction, in float64; a matrix is read in blocks of rows."""
+    """Return the products of a gradient and each direction in float64, by blocks of rows."""
     if len(directions) == 1:
         return directions[0] @ np.asarray(gradient, np.float64)
     left, right = directions
@@ -152,12 +138,7 @@ def repeated(value: np.ndarray, times: int) -> np.ndarray:
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the perturbation vectors for the rows of stacked batches, with zeros for rows of unperturbed batches.
-
-    Args:
-        mine: {number of a perturbed batch: number of its direction in `parts`}.
-        count, size: The number of batches, and the number of rows in a batch.
-    """
+    """Return the perturbations of stacked batches, of `size` rows each; `mine` maps perturbed batches to directions."""
     found = [np.zeros((count, part.shape[1])) for part in parts]
     for whole, part in zip(found, parts, strict=True):
         whole[list(mine)] = part[list(mine.values())]
@@ -165,6 +146,5 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether each row of a batch can have its own perturbation. In training, batch norm mixes the rows. Experts
-    get a list of tokens, without the axis of rows."""
+    """Return whether each row can have a perturbation, which batch norm in training and experts prevent."""
     return not (training and config.norm == "batch") and not most_experts(config)

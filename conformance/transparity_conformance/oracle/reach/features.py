@@ -1,9 +1,5 @@
-"""Determine which fields of the configuration the compared calls exercise: change each field in the reference.
-
-A field is active if a change of the field changes the logits of a small copy of the model. An active field is exercised
-if a change of the field changes the logits of a compared call by more than rounding. The fields are not listed here: a
-new field is covered as soon as the reference reads it.
-"""
+"""Determine which fields the compared calls exercise. A field is active if its change moves a small model's logits. An
+active field is exercised if its change moves the logits of a compared call by more than rounding."""
 
 from __future__ import annotations
 
@@ -26,19 +22,16 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""A call exercises a field if the logits change by more than rounding in this precision, for ports of any precision."""
+"""A change of the logits counts if it exceeds rounding in this precision, for ports of any precision."""
 
 SHOWS = 1e-5
-"""A field is active if its change moves a small model's logits by more than this share of the largest logit."""
+"""A field is active if its change moves a small model's logits by more than this share of the largest."""
 
 Change = tuple[str, str]
-"""A field and its change. The change is `=` followed by another choice, an operation such as `*10`, or `alike`.
-
-The change `alike` makes all layers the same kind.
-"""
+"""A field and its change: `=` and another choice, an operation such as `*10`, or `alike` (all layers of one kind)."""
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The changes of a field that is a tuple, as factors of all elements."""
+"""Factors of all elements of a tuple."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -57,7 +50,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes of a field: all other choices, or all operations; no changes for the values None and False."""
+    """Return the changes of a field; none for the values None and False."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # the change also removes `layer_overrides`
         return [(name, "alike")] if value else []
@@ -71,8 +64,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a changed field; None if the change has no effect, is invalid, or needs other
-    parameters."""
+    """Return a changed configuration; None if it is equal, invalid, or needs other parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -91,7 +83,7 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other `fields`; None if the result is invalid or needs other parameters."""
+    """Return the configuration with other `fields`; None if it is invalid or needs other parameters."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:
@@ -111,7 +103,7 @@ def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the reference's logits in float64; None if an input is missing or does not fit the configuration."""
+    """Return the reference's logits; None if an input is missing or does not fit."""
     shapes = parameter_shapes(config) if isinstance(config, _Watched) else _shapes(config)
     held = {name: parameters[name].astype(np.float64, copy=False) for name in shapes}
     names = (*config.input_names, *config.further_inputs)
@@ -131,7 +123,7 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that records which attributes of itself and its layers the reference reads."""
+    """Records which attributes of a configuration and its layers the reference reads."""
 
     read: set[str]
 
@@ -158,8 +150,6 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small configuration, its models (weights and inputs), their logits, and the fields that are read."""
-
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
     logits: tuple[np.ndarray, ...]
@@ -195,11 +185,8 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
 
 
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the active fields that the calls exercise, and the active fields that no call exercises.
-
-    A field with a fixed set of values is exercised if each other value changes the logits of a call. A number is
-    exercised if an operation, such as `*10`, changes the logits of a call.
-    """
+    """Return the active fields that the calls exercise, and the others. A choice is exercised if each other value
+    changes the logits of a call; a number, if an operation such as `*10` does."""
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])
     seen, unseen = kept(None if None in calls else digest("features", whole), lambda: _exercised(config, probes))

@@ -1,9 +1,4 @@
-"""Long prompts: calls with thousands of positions, whose logits are compared in blocks.
-
-The oracle stores the input of the head, and computes the logits of a few positions at a time. The oracle computes
-attention for a few queries at a time, with the same results, because each query has its own softmax. The memory grows
-neither with the square of the length nor with the vocabulary.
-"""
+"""Long prompts, whose attention and logits are computed in blocks, to limit memory."""
 
 from __future__ import annotations
 
@@ -36,13 +31,11 @@ from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
 
 BLOCK = 128
-"""The number of queries per block, as in the reference's fused attention."""
+"""Queries per block, as in the reference's fused attention."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """An array (batch, heads, queries, keys) whose parts are computed on request."""
-
     keys: int
     make: Callable[[slice, slice], np.ndarray]
 
@@ -59,7 +52,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return some queries and keys of an array (batch, heads, queries, keys). Do not cut a query axis of size 1."""
+    """Return some queries and keys of an array (batch, heads, queries, keys)."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
@@ -86,11 +79,8 @@ def _score_bias(
 
 
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
-    """Return a range of keys that contains all keys that a block of queries sees.
-
-    If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the range
-    extends from the first query's first key to the last query's last key, because windows only move forward.
-    """
+    """Return a range of keys that a block of queries sees. The range has all keys if masked keys have nonzero weights,
+    or if a query sees no key."""
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
         return every
@@ -104,7 +94,7 @@ def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score
 
 
 def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """Return an attention function that calls `whole` for one block of queries at a time."""
+    """Return an attention function that runs `whole` for one block of queries at a time."""
 
     def attention(
         config: TransformerConfig,
@@ -141,12 +131,12 @@ def blocks_of_queries() -> Iterator[None]:
 
 
 NUMBERS = 2**23
-"""The largest number of logits in a block, which take 64 MB in float64."""
+"""The largest number of logits in a block: 64 MB in float64."""
 
 
 @dataclass(eq=False)
 class LongOracle:
-    """The logits of one call in float64, and the reference's own error, computed in blocks of positions."""
+    """A call's logits in float64, and the reference's own error, by blocks of positions."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -155,7 +145,7 @@ class LongOracle:
 
     @functools.cached_property
     def states(self) -> np.ndarray:
-        """The input of the head in float64, (batch, length, embed_dim). With pooling, the length is 1."""
+        """The input of the head in float64, (batch, length, embed_dim); with pooling, the length is 1."""
         return self._states(self.config, "float64")
 
     @functools.cached_property
@@ -163,18 +153,17 @@ class LongOracle:
         return max(float(np.abs(self.logits(block)).max(initial=0.0)) for block in self.blocks())
 
     def blocks(self) -> Iterator[slice]:
-        """Yield ranges of positions, each with at most `NUMBERS` logits."""
+        """Yield ranges of positions with at most `NUMBERS` logits."""
         batch, length, width = self.states.shape
         size = max(1, NUMBERS // (batch * max(width, self.config.vocab_size)))
         for begin in range(0, length, size):
             yield slice(begin, min(begin + size, length))
 
     def logits(self, positions: slice) -> np.ndarray:
-        """Return the logits of some positions in float64. A pooled model has one position."""
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """Return the largest absolute error at each position, over rows and logits. A pooled model has one position."""
+        """Return the largest absolute error at each position; a pooled model has one position."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
@@ -186,7 +175,7 @@ class LongOracle:
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
     def noise(self, dtype: str) -> float:
-        """Return the reference's own error in `dtype`; the least exact formula computes the position tables."""
+        """Return the reference's own error in `dtype`, with position tables by the least exact formula."""
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]
@@ -206,7 +195,7 @@ class LongOracle:
             return False
 
     def prefix(self, length: int) -> LongOracle:
-        """Return the oracle of the first `length` tokens. Use this method only if `has_prefixes` is true."""
+        """Return the oracle of the first `length` tokens; use this method only if `has_prefixes` is true."""
         inputs = {name: value[:, :length] for name, value in self.inputs.items()}
         part = LongOracle(self.config, self.parameters, inputs)
         part.states = self.states[:, :length]
@@ -231,8 +220,6 @@ class LongOracle:
 
 @dataclass(frozen=True, eq=False)
 class LongProbe(ReachProbe):
-    """A call with one row: a long prompt."""
-
     @functools.cached_property
     def oracle(self) -> LongOracle:  # type: ignore[override]
         return LongOracle(self.config, self.parameters, self.inputs)
@@ -249,7 +236,7 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return long prompts, shortest first. Raise `ConfigError` if a prompt exceeds `max_length` or the memory."""
+    """Return long prompts, shortest first. Raise `ConfigError` beyond `max_length` or the memory."""
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(
@@ -262,7 +249,7 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """Return a lower bound of the bytes for a prompt: the logits, a float64 copy, and one layer's activations."""
+    """Return a lower bound of a prompt's bytes: the logits, a float64 copy, and one layer's activations."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
@@ -278,9 +265,6 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether the logits at a position do not depend on later tokens.
-
-    The model must be a decoder with an exact mask, whose rotary angles do not depend on the length, and whose positions
-    count all tokens.
-    """
+    """Return whether no logits depend on later tokens. The model is a decoder with an exact mask, its rotary angles do
+    not depend on the length, and its positions count all tokens."""
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

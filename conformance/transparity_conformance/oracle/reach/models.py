@@ -1,9 +1,4 @@
-"""Calls with many lengths, batch sizes and widths; only their logits are compared.
-
-On the probes of the module `probes`, the checker compares all activations of a small model, to find faults. The calls
-of this file test whether a port also agrees at other sizes, beyond the thresholds of a configuration. A call has few
-rows and is fast, so the checker makes dozens of calls.
-"""
+"""Calls with many lengths, batch sizes and widths; only their logits are compared."""
 
 from __future__ import annotations
 
@@ -39,13 +34,13 @@ from transparity_conformance.storage.mapped import LARGE
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
-"""The size of a vocabulary that 16 bits cannot index."""
+"""More tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""The largest product of parameters and tokens in one call (about 0.2 s). Longer calls use a narrower model."""
+"""The largest product of parameters and tokens in one call (about 0.2 s); longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The number of calls of each model that the checker makes even after the time limit."""
+"""The number of calls of each model that run even after the time limit."""
 
 
 ITSELF = "the model itself"
@@ -53,8 +48,6 @@ PURPOSE = "behavior that depends on sizes"
 
 
 class LogitsOracle(Oracle):
-    """The oracle of one call, which stores only the logits."""
-
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
         # At late positions, position tables cause most of the error.
@@ -90,7 +83,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Measure the error at the first `points` points (see `variants`). Return the largest error so far."""
+        """Return the largest error so far, including the first `points` points (see `variants`)."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -102,7 +95,7 @@ class LogitsOracle(Oracle):
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def release(self) -> None:
-        """Free large logits, which a later read would compute again."""
+        """Free large logits; a later read computes them again."""
         if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
             del self.expected
 
@@ -128,11 +121,8 @@ class ReachProbe(Probe):
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the tolerance of the logits, which is at least the tolerance of short calls of the same model.
-
-        The error at one point may be small by chance. With `in_sequence`, also measure the error at point 0, where sums
-        over keys are running totals. Measuring at point 0 takes long.
-        """
+        """Return the tolerance of the logits, at least as large as in short calls of the model. With `in_sequence`,
+        also measure point 0, where sums over keys are running totals, which takes long."""
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
         return budget_of(noise, self.oracle.scale("logits"), dtype)
@@ -140,30 +130,27 @@ class ReachProbe(Probe):
 
 @dataclass(eq=False)
 class ReachModel:
-    """A model, and the calls in which a port is compared with the reference."""
-
     name: str
     """One of `ITSELF`, `given a mask`, `long`, `deep`, `wide` and `vocabulary`."""
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
-    """For each call: the batch size, and the length of each input."""
+    """(batch size, length of each input) of each call."""
     is_asked: bool = False
-    """Whether the model is the user's own, and not derived from the user's model."""
+    """Whether the model is the user's own."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls, the most informative first. If the model reads masks, one call is repeated with another mask. The
-        calls of `_in_turns` come last."""
+        """The calls, the most informative first. One call is repeated with another mask, if the model reads masks."""
         maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
         repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
         found = [self.probe(*call) for call in self.calls]
         return found + [self.probe(*call, "another mask") for call in repeated] + self._in_turns(found)
 
     def _in_turns(self, found: Sequence[ReachProbe]) -> list[ReachProbe]:
-        """Return calls with a text, with single tokens of this text, and with the text again. A port may mistake a
-        single token for the next token of the earlier text."""
+        """Return calls with a text, with its single tokens, and with the text again. A port may take a single token for
+        the next token of the earlier text."""
         texts = [probe for probe in found if probe.batch == 1 and probe.lengths[-1] > 1]
         if not texts or not any(probe.batch == probe.lengths[-1] == 1 for probe in found):
             return []
@@ -187,7 +174,6 @@ class ReachModel:
         return ReachProbe(self.name, name, PURPOSE, self.config, self.parameters, inputs, model=self)
 
     def typical_noise(self, dtype: str) -> float:
-        """Return the reference's largest error in the logits of short calls."""
         if dtype not in self._noise:
             short = [probe for probe in self.probes if max(probe.lengths) <= SHORT][:6]
             self._noise[dtype] = max((probe.oracle.noise(dtype)["logits"] for probe in short), default=0.0)
@@ -195,11 +181,8 @@ class ReachModel:
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...], masks: int = 0) -> Arrays:
-    """Draw random inputs whose tokens include the first and last tokens of the vocabulary.
-
-    Some rows have padding on the right, other rows have padding inside, and no row starts with padding. Inputs of the
-    same model have different patterns of padding. Another number `masks` gives another attention mask.
-    """
+    """Draw inputs with the first and last tokens of the vocabulary. Padding is on the right or inside, in patterns that
+    differ between inputs; `masks` selects another attention mask."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}
     random = np.random.default_rng([batch, *lengths])
@@ -224,11 +207,8 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
-    """Write padding into some rows of `tokens`; `number` is the index of the input.
-
-    Consecutive padding is shorter than a sliding window, so that every query sees a token. The last input of a call
-    just longer than a threshold does not end with padding, which might cover all positions beyond the threshold.
-    """
+    """Write padding into some rows of the input `number`. Padding is shorter than a sliding window, so that every query
+    sees a token, and does not cover all positions beyond a threshold."""
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
     if config.pad_id is None or length < 3 or window < 2:
@@ -241,12 +221,9 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator, masks: int) -> Arrays:
-    """Return an attention mask and token types, if the model reads them.
-
-    The sum of batch size, length and `masks` determines what the mask hides. The mask hides no tokens, or padding and
-    one other token of each row, or padding and some first tokens. The masks of the rows differ, and the rows' lengths
-    are not in order.
-    """
+    """Return an attention mask and token types, if the model reads them. The mask hides nothing, padding and one token,
+    or padding and some first tokens, by the sum of batch size, length and `masks`. Rows differ, and their lengths are
+    not in order."""
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:
@@ -282,13 +259,13 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""A function that returns whether a port accepts a configuration; a loader accepts only its own family."""
+"""Whether a port accepts a configuration; a loader accepts only its own family."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the given model and, for random parameters, also a narrow model for longer texts, and a deep model."""
+    """Return the given model and, for random parameters, a narrow model for longer texts, and a deep model."""
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
@@ -304,11 +281,8 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model and its calls.
-
-    If another model's calls cover lengths up to `reached`, the returned calls are longer and near a threshold or a
-    power of two. Further calls are short or have the length `RAGGED`.
-    """
+    """Return a model and its calls. If another model covers lengths up to `reached`, longer calls are near a threshold
+    or a power of two. Other calls are short or have the length `RAGGED`."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
@@ -318,17 +292,15 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 
 RAGGED = 100
-"""The length of a call with two rows and padding. Most other calls that are longer than `SHORT` have a single row."""
+"""The length of a call with two rows and padding; most other long calls have a single row."""
 
 
 GIVEN_A_MASK = "given a mask"
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
-    """Return the model with an attention mask as a further input. No two calls have the same mask.
-
-    Return None for a large model, and for a model that always or never reads an attention mask.
-    """
+    """Return the model with an attention mask as a further input, different in each call. Return None for a large
+    model, and if the model always or never reads a mask."""
     is_plain = config.architecture == "decoder" and config.padding == "token" and config.target_mask == "causal"
     if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):
         return None
@@ -339,11 +311,11 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model: enough for each of three kinds of layers to occur twice."""
+"""The number of layers of the deep model: three kinds of layers, twice each."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers, because a port may be wrong only in later layers; () if no model is accepted."""
+    """Return a model with more layers, because a port may be wrong only in later layers."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -355,8 +327,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield several orders of the kinds of layers in a deep model. Some families allow only some orders, so the caller
-    uses the first order that the port accepts."""
+    """Yield orders of the kinds of layers in a deep model, because some families allow only some orders."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -371,11 +342,8 @@ SPECIAL_TOKENS = ("pad_id", "bos_id", "eos_id")
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with small sizes, or the given `sizes`.
-
-    Special tokens beyond a small vocabulary get other ids. With a vocabulary up to GPT-2's end token, the logits of a
-    thousand positions would take 400 MB.
-    """
+    """Return the configuration with small sizes, or the given `sizes`. Special tokens beyond a small vocabulary get
+    other ids. With a vocabulary up to GPT-2's end token, the logits of a thousand positions would take 400 MB."""
     small: dict[str, Any] = {
         name: min(size, PROBE_SIZES[name])
         for name in ("source_vocab_size", "target_vocab_size")
@@ -393,10 +361,8 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """Return a narrow configuration with few layers, and with the thresholds of `config`.
-
-    Rotary heads keep their width, because angles depend on the width. `others` replaces further sizes.
-    """
+    """Return a narrow configuration with few layers, and the thresholds of `config`. Rotary heads keep their width, on
+    which angles depend."""
     kept = ("rotary_original_length", "query_temperature_length", "relative_buckets", "relative_max_distance")
     sizes: dict[str, Any] = {name: getattr(config, name) for name in (*kept, "sliding_window", "layer_overrides")}
     sizes["max_length"] = longest
@@ -425,7 +391,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield a few short calls, calls just beyond thresholds and powers of two, and calls of all other lengths."""
+    """Yield short calls, calls just beyond thresholds and powers of two, and calls of all other lengths."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return
@@ -433,8 +399,7 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
 
 
 def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    numbers = thresholds(config).values()
-    lengths = lengths_up_to(longest, numbers)
+    lengths = lengths_up_to(longest, thresholds(config).values())
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]
     first = _crossing(config, longest)
@@ -460,8 +425,8 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length. Leave out
-    large models, and the models `wide` and `vocabulary`."""
+    """Return each model's longest call, and calls just beyond a threshold, in ascending order of length. Leave out
+    large models, `wide` and `vocabulary`."""
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
     longest: dict[int, int] = {}

@@ -1,8 +1,4 @@
-"""Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently.
-
-The lengths of calls are 1 to 17, powers of two, thresholds of the configuration, and the lengths next to them. The
-tokens include the first, the last and the special tokens, and tokens at the limits of integer types.
-"""
+"""Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently."""
 
 from __future__ import annotations
 
@@ -11,26 +7,26 @@ from collections.abc import Iterable
 from transparity.config import TransformerConfig
 
 LONGEST = 1025
-"""The largest length of a call, unless a threshold is larger."""
+"""The largest length, unless a threshold is larger."""
 
 LARGEST_POWER = 9
-"""The exponent of the largest power of two among the lengths."""
+"""The exponent of the largest power of two."""
 
 LONGEST_THRESHOLD = 4097
-"""The largest length of a call just beyond a threshold. The attention scores of this call take 0.13 GB per head."""
+"""The largest length beyond a threshold; its attention scores take 0.13 GB per head."""
 
 SHORT = 17
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""The batch sizes of short calls, used in turn."""
+"""Batch sizes of short calls, in turn."""
 
 
 CHUNKS = (64, 256)
-"""The numbers of tokens per chunk in published code of the gated delta rule and of Mamba-2."""
+"""Tokens per chunk in published code of the gated delta rule and of Mamba-2."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:
-    """Return the lengths and distances at which a field starts to have an effect, by the field's name."""
+    """Return the lengths and distances at which fields start to have an effect."""
     found = {}
     for kind, own in config.layer_kinds.items():
         of_kind = f" of {kind}" if config.layer_types else ""
@@ -52,14 +48,14 @@ def longest_length(config: TransformerConfig) -> int:
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """Return the lengths of calls in ascending order, including the thresholds `crossed` and their neighbors."""
+    """Return lengths in ascending order, including the thresholds `crossed` and their neighbors."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})
 
 
 def edge_tokens(config: TransformerConfig, size: int) -> list[int]:
-    """Return the first, last and special tokens and the tokens at limits of integer types, except padding."""
+    """Return the first, last and special tokens, and tokens at limits of integer types."""
     ends = [2**power + step for power in (7, 8, 15, 16) for step in (-1, 0, 1)]
     special = [token for token in (config.bos_id, config.eos_id) if token is not None]
     chosen = dict.fromkeys([size - 1, 0, 1, *special, size - 2, *reversed(ends)])

@@ -1,8 +1,4 @@
-"""Calls that together contain every token of a checkpoint's vocabulary.
-
-The embedding table of a checkpoint may have a wrong row for a single token, for example after a conversion. With random
-weights, no row needs a test of its own, because all rows have the same distribution.
-"""
+"""Calls that together contain every token of a checkpoint, whose embedding table may have a single wrong row."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from transparity_conformance.oracle.reach.models import AFFORDABLE, ITSELF, Reac
 PURPOSE = "every token of the vocabulary"
 
 ROW = 16
-"""The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The largest number of calls. The logits of all calls take about a second, and the tolerances take several seconds."""
+"""The largest number of calls. Their logits take about a second, and the tolerances several."""
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model with calls that together contain all token ids, or as many ids as the time allows."""
+    """Return a model with calls that contain all token ids, or as many as the time allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -54,7 +49,6 @@ def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """Return a line for each input with tokens that no call contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
@@ -70,8 +64,7 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length). With enough positions, the tokens are all ids in ascending
-    order, repeated to fill the positions. Otherwise, the tokens are evenly spaced ids."""
+    """Return an input's tokens (calls, batch, length): all ids in order, or evenly spaced ids if too many."""
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     if count < len(every):

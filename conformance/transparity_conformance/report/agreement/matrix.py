@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.report.formatting import format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, a backend (or its name), and the reason why the claim was not compared for this backend."""
+"""A claim, a backend (or its name), and the reason why they were not compared."""
 
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
@@ -29,8 +29,6 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Group:
-    """All comparisons of one claim for one backend and one case."""
-
     worst: ClaimEvidence
     comparisons: int
     agrees: bool
@@ -49,13 +47,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell:
-    """The comparisons of one claim in one column, over all cases and modes; empty if nothing was compared."""
+    """The comparisons of one claim in one column, over all cases and modes."""
 
     groups: tuple[Group, ...] = ()
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison that uses the largest share of its budget; None if the claim should break in every case."""
+        """The comparison that uses the largest share of its budget; None if the claim should always break."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property
@@ -72,7 +70,6 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        """Return whether all budgets are 0, so that no rounding is allowed."""
         return self.worst is not None and all(group.exact for group in self.groups if not group.breaks)
 
     @property
@@ -85,7 +82,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """The activation and the case of the worst comparison; without a worst comparison, the cell's `text`."""
+        """The worst comparison's activation and case, or the cell's `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property
@@ -141,7 +138,7 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A row for each claim, sorted by topic, and a column for each backend; cells without comparisons are absent."""
+    """Rows for claims, sorted by topic, and columns for backends; cells without comparisons are absent."""
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -153,20 +150,17 @@ class Matrix:
 
     @property
     def verdict(self) -> str:
-        """Return `inconclusive` if nothing was compared, `agrees` if every cell agrees, otherwise `diverges`."""
         if not self.cells:
             return "inconclusive"
         return "agrees" if all(cell.agrees for cell in self.cells.values()) else "diverges"
 
     @property
     def disagreements(self) -> list[Group]:
-        """The groups with an unexpected result, the worst first."""
         failing = (group for group in self.groups if not group.agrees)
         return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 
     @cached_property
     def footnotes(self) -> list[Footnote]:
-        """One footnote for each mistake of a document, with all claims that the mistake breaks."""
         cells = (self.cells[where] for where in product(self.claims, self.columns) if where in self.cells)
         breaks = (group for cell in cells for group in cell.groups if group.breaks)
         reasons = grouped(((group.worst.case, group.worst.note), group) for group in breaks)
@@ -180,7 +174,7 @@ class Matrix:
         return {column: self.cells.get((claim, column), BLANK) for column in self.columns}
 
     def mark(self, claim: str, cell: Cell) -> str:
-        """Return the footnote marks of a cell, and `FEWER` if another cell of the row compares more cases."""
+        """Return a cell's footnote marks, and `FEWER` if another cell of the row compares more cases."""
         reasons = {(group.worst.case, group.worst.note) for group in cell.groups if group.breaks}
         marks = ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
         return marks + FEWER * (0 < len(cell.cases) < self.most_cases(claim))
@@ -216,7 +210,7 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """Return a sort key that is largest for the worst comparison; if a claim should break, small errors are worst."""
+    """Return a sort key, largest for the worst comparison; if a claim should break, small errors are worst."""
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 
@@ -236,5 +230,5 @@ def _in_order(columns: Sequence[Column]) -> list[Column]:
 
 
 def name_of(claim: str) -> str:
-    """Return `weights` for the claim `attention.weights`."""
+    """Return `weights` for `attention.weights`."""
     return claim.partition(".")[2] or claim

@@ -20,8 +20,7 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table with a row for each claim, in which cells show the largest share of a budget that an error
-    uses."""
+    """Return a row for each claim; cells show the largest share of a budget that an error uses."""
     matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
@@ -84,7 +83,7 @@ class Printout:
 
 
 def _fitting(agreement: Agreement, console: Console, options: ConsoleOptions) -> list[list[Column]]:
-    """Split the columns into tables that fit the terminal; keep the columns of a backend together if possible."""
+    """Split the columns into tables that fit the terminal, by backend if possible."""
 
     def fits(columns: list[Column]) -> bool:
         wide = options.update(width=10_000)

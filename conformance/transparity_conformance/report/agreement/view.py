@@ -31,8 +31,6 @@ from transparity_conformance.report.formatting import count, format_share, plain
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of a test session: the matrix, the environment, and what was skipped or not compared."""
-
     matrix: Matrix
     environment: Mapping[str, Any] = field(default_factory=dict)
     skipped: Sequence[str] = ()
@@ -44,7 +42,7 @@ class Agreement:
 
     @cached_property
     def extent(self) -> list[str]:
-        """The number of comparisons, the worst comparison, and how many comparisons were skipped or left out."""
+        """The number of comparisons, the worst, and how many were skipped or left out."""
         cells = self.matrix.cells.values()
         backends = len({column.backend for column in self.matrix.columns})
         comparisons = sum(cell.comparisons for cell in cells)
@@ -66,8 +64,7 @@ class Agreement:
 
     @property
     def families(self) -> dict[str, list[Column]]:
-        groups = groupby(self.matrix.columns, lambda column: column.family)
-        return {family: list(columns) for family, columns in groups}
+        return {family: list(each) for family, each in groupby(self.matrix.columns, lambda column: column.family)}
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
@@ -97,7 +94,7 @@ def write_json(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_json(agreement: Agreement) -> dict[str, Any]:
-    """Return JSON values: the verdict, the cells of each claim, and the worst comparison by claim, backend and case."""
+    """Return the verdict, the cells of each claim, and the worst comparison by claim, backend and case."""
     matrix = agreement.matrix
     fields: dict[str, Any] = {
         "format_version": 1,
@@ -200,7 +197,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """Return the used share of the budget. For a claim that is exact or should break, return words such as `equal`."""
+    """Return the used share of the budget, or words for a claim that is exact or should break."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

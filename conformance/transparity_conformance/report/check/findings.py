@@ -28,11 +28,11 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A difference counts as explained if its causes account for at least this share of the difference."""
+"""A difference counts as explained if its causes account for this share."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port. In this case, the
-checker has computed the port's value in float64, for example as a part of a fused operation."""
+"""The spacing of float32 at 1. A float32 port leaves no difference below ROUNDED²; the checker computed such a value
+itself, for example in a fused operation."""
 
 _MOST_SPANS = 5
 
@@ -49,8 +49,7 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of the worst divergence, each with all activations at which the cause acts. Alternatives to a
-        cause are left out unless they explain every divergence."""
+        """The causes of the worst divergence, with all activations where they act, and common alternatives."""
         every = [cause for fault in self.faults for cause in fault.causes]
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes
@@ -66,8 +65,8 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains if the reference has all causes of this finding; None if it was not computed. The
-        reference cannot imitate some causes, such as dropout."""
+        """The difference that remains with all causes; None if the reference cannot imitate a cause, such as
+        dropout."""
         # A cause's residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
@@ -86,7 +85,7 @@ class Finding:
 
     @property
     def lines(self) -> tuple[PortLine, ...]:
-        """The port's lines that compute the first wrong values; empty if the lines are unknown."""
+        """The port's lines that compute the first wrong values."""
         return lines_of(*(fault.source for fault in self.faults))
 
     @property
@@ -120,8 +119,7 @@ def _is_same(cause: Cause, other: Cause) -> bool:
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
-    """Return a cause with the activations of all equal causes in `same`. Keep the alternatives of the cause only if all
-    equal causes have the same alternatives."""
+    """Return a cause with the activations of all equal causes, and their common alternatives."""
     says, _, others = cause.says.partition(OR)
     if any(each.says.partition(OR)[2] != others for each in same):
         cause = dataclasses.replace(cause, says=says)
@@ -132,12 +130,9 @@ def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
 
 
 def findings(report: Report) -> list[Finding]:
-    """Return the divergences in the order of the forward pass, grouped by the port's line and by cause.
-
-    Divergences without a line are grouped by cause. Without a line and a cause, divergences are grouped by activation
-    across layers. An exported graph may have separate lines for each layer; corresponding lines of all layers then form
-    one finding.
-    """
+    """Return the divergences in the order of the forward pass, grouped by line and cause. Without a line, the cause
+    counts; without both, the activation in all layers. An exported graph may have a line for each layer; corresponding
+    lines form one finding."""
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
@@ -154,7 +149,7 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: causes and their activations, or the used share of the tolerance if only rounding differs."""
+    """Return the verdict: causes and their activations, or the used share of the tolerance."""
     return "".join([*beginnings(report), _verdict(report)])
 
 
@@ -199,7 +194,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if an error is not fully explained."""
+    """Return `With this fixed, the rest agrees (remaining error 9e-07).`, if the causes explain all errors."""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -213,7 +208,7 @@ def remedy(report: Report) -> str:
 
 
 def located(report: Report) -> str:
-    """Return where the port first differs: `differs at decoder.layers.0.output, my.py:7`."""
+    """Return `differs at decoder.layers.0.output, my.py:7`."""
     found = findings(report)[0]
     return f"differs at {found.faults[0].where}" + "".join(f", {line.place}" for line in found.lines[:1])
 
@@ -246,7 +241,6 @@ def partly(finding: Finding) -> str:
 
 
 def worst_share(report: Report) -> str:
-    """Return a clause about the largest used share of a tolerance, and the activation or claim with this share."""
     used, where = worst(report)
     if not where:
         return "nothing was compared"
@@ -256,15 +250,14 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and the activation or claim with this share. Leave out claims that
-    agree despite a share above 1."""
+    """Return the largest used share of a tolerance, and its activation or claim, unless the claim agrees above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return where a claim has its largest error: `loss: length 5, batch 2`. Omit the id for claims of `forward`."""
+    """Return a claim's worst place: `loss: length 5, batch 2`, without the id for claims of `forward`."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -292,7 +285,7 @@ def _ordinal(number: int) -> str:
 
 
 def places(taps: Iterable[str]) -> list[str]:
-    """Return the names of activations; one name covers several layers: `decoder.layers.0–1.self_attention.scores`."""
+    """Return activations, several layers as one: `decoder.layers.0–1.self_attention.scores`."""
     layers: dict[str, set[int]] = {}
     for tap in taps:
         layers.setdefault(in_every_layer(tap), set()).update((in_layer(tap) or ())[1:2])
@@ -300,7 +293,7 @@ def places(taps: Iterable[str]) -> list[str]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return the used share of the tolerance in each layer, for each kind of activation that several layers have."""
+    """Return the used share in each layer, for activations that several layers have."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):

@@ -22,7 +22,6 @@ class PortLine:
     line: int
     code: str
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The columns at which the wrong expression starts and ends."""
 
     @property
     def place(self) -> str:
@@ -30,7 +29,6 @@ class PortLine:
 
     @property
     def around(self) -> list[tuple[int, str]]:
-        """The line and its neighbors, with line numbers; empty if the file cannot be read."""
         lines = linecache.getlines(self.file)
         first = max(self.line - AROUND, 1)
         shown = textwrap.dedent("".join(lines[first - 1 : self.line + AROUND]).expandtabs()).splitlines()
@@ -41,7 +39,7 @@ class PortLine:
 
     @property
     def marked(self) -> tuple[str, str]:
-        """The dedented line, and carets below the expression. If carets cannot be shown, the statement and ""."""
+        """The dedented line, and carets below the expression; otherwise the statement and ""."""
         written = linecache.getline(self.file, self.line).rstrip().expandtabs()
         text = written.strip()
         if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):
@@ -52,7 +50,7 @@ class PortLine:
 
 
 def _carets(expression: str) -> str:
-    """Return `~~~^~~~` for a binary operation, as in Python's tracebacks, and `^^^` for other expressions."""
+    """Return `~~~^~~~` for a binary operation, as in Python's tracebacks, and `^^^` otherwise."""
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse(expression, mode="eval").body
         if isinstance(tree, ast.BinOp) and expression.isascii():

@@ -1,8 +1,4 @@
-"""Write the result of a check as an HTML page, or as Markdown for a pull request.
-
-The page shows faults and causes, a heat map of activations × probes, and the errors along each axis. The Markdown
-contains the command, the versions and the hashes that are needed to repeat the check.
-"""
+"""Write the result of a check as an HTML page, or as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ from transparity_conformance.report.report import VERBS, Measured, Report, envir
 from transparity_conformance.storage.paths import is_file
 
 MOST_BARS = 128
-"""The largest number of bars; if there are more positions, each bar shows the largest error of several positions."""
+"""The largest number of bars; a bar may show the largest error of several positions."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
@@ -50,7 +46,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """Return the verdict as a sentence. If the page lists findings, leave out their sentences."""
+    """Return the verdict as a sentence, without the listed findings."""
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()
@@ -65,7 +61,7 @@ def _next(view: CheckView) -> str:
 
 
 def _to_fix(finding: Finding) -> list[str]:
-    """Return the wrong lines or, if they are unknown, the activation at which the cause acts."""
+    """Return the wrong lines or, if they are unknown, the activation of the cause."""
     at = [cause.at for cause in finding.causes if cause.at] or finding.places
     return [line.place for line in finding.wrong_lines] or at[:1]
 
@@ -185,7 +181,7 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
 
 
 def _without_files(options: Sequence[str]) -> Iterator[str]:
-    """Yield the command's options without `FILES` and their paths, which other machines do not need."""
+    """Yield the options without `FILES` and their paths, which other machines do not need."""
     is_path = False
     for option in options:
         if not is_path and not option.startswith(tuple(f"{name}=" for name in FILES)) and option not in FILES:

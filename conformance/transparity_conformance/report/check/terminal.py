@@ -41,19 +41,18 @@ MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
-"""The width of a terminal, in columns, for which results are laid out."""
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""If later findings may be consequences of the first, at most this number of findings is shown."""
+"""The largest number of findings shown, if later findings may be consequences of the first."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
 
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
-    """Return the result of one check; `alike` names other configurations with the same result. With `verbose`, list
-    every claim, activation, note and omission. With `ways`, end with the command's options that print more."""
+    """Return the result of one check; `alike` names other configurations with the same result. With `ways`, end with
+    the options that print more."""
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))
@@ -69,7 +68,7 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """The first line: `✗ my.py:load differs from the reference  llama, float32`. A long title is not wrapped."""
+    """The first line: `✗ my.py:load differs from the reference  llama, float32`, not wrapped."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -86,7 +85,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, failed: int = 0, verbose: bool = False) -> RenderableType:
-    """Return the result of one check or, for several checks, each distinct result that disagrees, and a summary."""
+    """Return the result of one check, or a summary of several with each distinct result that disagrees."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -197,7 +196,7 @@ def _code_line(text: str, style: str) -> Text:
 
 
 def _cut(text: str, carets: str, width: int = 74) -> list[tuple[str, str]]:
-    """Return a line and its carets; cut off the start of the line if the carets would not fit otherwise."""
+    """Return a line and its carets, without the line's start if the carets would not fit."""
     start = len(carets) - len(carets.lstrip())
     if len(text) > width and len(carets) > width:
         text, carets = f"… {text[start:]}", f"  {carets[start:]}"
@@ -211,7 +210,6 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield texts about the first wrong activation, the result of a fix, the effect on the logits, and the audit."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -284,7 +282,6 @@ def _times(timing: Mapping[str, Timing]) -> Table:
 
 
 NUMBERS = ("share, end to end", "end to end", "this step", "seconds", "checker's processor", "port's processor")
-"""The names of columns with numbers, which are right-aligned."""
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:

@@ -30,18 +30,17 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict. `AGAINST` is for comparisons with another implementation, which may be wrong itself."""
+"""Verbs for verdicts. With `AGAINST`, the other implementation may be wrong itself."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)
-"""Matches `NAME: REASON`; the name may end with the JSON of a field's value."""
+"""`NAME: REASON`; the name may end with the JSON of a field's value."""
 
 
 @dataclass(frozen=True)
 class CheckView:
     report: Report
     alike: Sequence[str] = ()
-    """The names of other configurations with the same result."""
 
     @property
     def title(self) -> str:
@@ -52,7 +51,7 @@ class CheckView:
 
     @property
     def failed_audit(self) -> str:
-        """`agrees, but handles 2 fields wrongly`; empty unless the audit is the only failure."""
+        """`agrees, but handles 2 fields wrongly`, if only the audit fails."""
         audit = self.report.audit
         return f"agrees, but handles {audit.failed} wrongly" if audit and fails_only_the_audit(self.report) else ""
 
@@ -70,7 +69,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first activation beyond its budget; empty if a finding names it, or if findings explain everything."""
+        """The first activation beyond its budget, unless a finding names or explains it."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""
@@ -81,7 +80,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """Lines about what was not compared, without the audit's unexercised fields; refused values are counted."""
+        """The lines about omitted comparisons, without the audit's unexercised fields; refused values are counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -109,7 +108,6 @@ class CheckView:
 
     @property
     def coverage(self) -> str:
-        """A line with the sizes and calls for which the verdict holds; empty if they are unknown."""
         reaches = [f"{each.id}: {each.reach}" for each in self.report.claims if each.reach and each.verdict == "agrees"]
         return "; ".join([self.report.coverage.line, *reaches]) if self.report.coverage.line else ""
 
@@ -133,7 +131,7 @@ def notes_on(finding: Finding, report: Report) -> list[str]:
 
 
 def one_line_a_reason(lines: Sequence[str]) -> list[str]:
-    """Join lines `NAME: REASON` with the same reason: `loss, generate: the port has no such method`."""
+    """Join `NAME: REASON` with the same reason: `loss, generate: the port has no such method`."""
     names: dict[str, list[str]] = {}
     for line in lines:
         parts = NAME_AND_REASON.fullmatch(line)
@@ -142,7 +140,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Merge lines that differ only in numbers or in the probe: keep the first line, and append how many are like it."""
+    """Merge lines that differ only in numbers or in the probe, and append the number of merged lines."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

@@ -1,7 +1,4 @@
-"""Find causal convolutions over time by value.
-
-A parameter is the kernel of a convolution if an operation computes silu(convolution(x)) for an earlier value x.
-"""
+"""Find causal convolutions: kernels for which an operation computes silu(convolution(x)) of an earlier x."""
 
 from __future__ import annotations
 
@@ -20,28 +17,21 @@ from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.recurrence import causal_convolution
 
 WIDEST = 16
-"""The largest number of positions that a convolution may read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution followed by silu."""
-
     at: int
-    """The index of the operation that computed the result."""
     given: np.ndarray
-    """The input of the convolution, with the shape (batch, length, features)."""
     made: np.ndarray
-    """The result after silu (batch, length, features)."""
     kernel: np.ndarray
     bias: np.ndarray | None
     names: tuple[str, ...]
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the parameters that may be kernels, as (features, width). PyTorch stores the shape (features, 1, width),
-    flax stores (width, 1, features), and other code stores matrices. Yield both orientations, because a narrow model
-    may have fewer features than the kernel has positions."""
+    """Yield parameters that may be kernels, as (features, width). PyTorch stores (features, 1, width), flax stores
+    (width, 1, features); matrices may have either orientation."""
     for name, value in values.items():
         matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
         if matrix.ndim != 2:
@@ -96,8 +86,7 @@ def _uses(
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return, for each layer, the convolutions, and the linear maps of the layer's input. Raise `FitError` if no linear
-    map computes the input of a convolution."""
+    """Return each layer's convolutions, and the linear maps of their input. Raise `FitError` without these maps."""
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
         source = _source(each, maps)

@@ -29,10 +29,8 @@ USUAL_THETA = (10_000.0,)
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """The embedding of a stack's tokens, patches or frames."""
-
     table: str
-    """The module's name of the token table, or of the first parameter that reads an image or audio."""
+    """The token table, or the first parameter that reads an image or audio."""
     scale: float
     value: np.ndarray
     positions: str = "none"
@@ -43,11 +41,9 @@ class Embedding:
     timescales: Timescales = "exclusive"
     type_table: str | None = None
     parameters: Arrays = field(default_factory=dict)
-    """For images and audio: the parameters, by the reference's names without the stack."""
+    """For images and audio: the parameters under the reference's names, without the stack."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """For images and audio: the configuration fields of the embedding."""
     used: tuple[str, ...] = ()
-    """For images and audio: the module's names of the parameters."""
 
     @property
     def reads_tokens(self) -> bool:
@@ -58,7 +54,6 @@ class Embedding:
 
 
 def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
-    """Return the name of a table from which an operation looks up the rows of `tokens`, or None."""
     for name, table in values.items():
         if table.ndim == 2 and len(table) > tokens.max():
             looked_up = table[tokens]
@@ -83,13 +78,12 @@ def embedding(
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""The sum of token embeddings and positions, the factor of the token embeddings, and the term of the positions."""
+"""The sum of embeddings and positions, the factor of the embeddings, and the positions."""
 
 
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding (token table `tokens`, positions, factor) of the last recognized sum, or None. A sum is
-    recognized if the term of the positions is zero, sinusoids, or rows of a table in `others`. If the term is a
-    constant factor times such rows, raise `FitError`, because no configuration has such a factor."""
+    """Return the embedding of the last sum whose positions are zero, sinusoids, or rows of a table in `others`. Raise
+    `FitError` for rows with a factor, which no configuration has."""
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table)
         if is_same(value, value - left):
@@ -118,9 +112,8 @@ def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield a `Sum` for each operation that adds a term of positions to the token embeddings. The factor of the
-    embeddings is 1 or, if `is_scaled` is true, √width or any other number. Fit this other number to the differences
-    between rows of the batch, because positions add the same term to every row."""
+    """Yield a `Sum` for each operation that adds positions. The embeddings' factor is 1 or, if `is_scaled`, √width or
+    another number. Differences between rows of the batch, which contain no positions, determine that number."""
     across = looked_up - looked_up.mean(0)
     for operation in operations:
         if operation.value.size != looked_up.size:

@@ -1,7 +1,4 @@
-"""Find mixtures of experts. A router is a linear map whose result a later operation reduces to its top k.
-
-A choice of the experts' linear maps is right if an operation computes the sum of the experts' outputs.
-"""
+"""Find mixtures of experts. A router is a linear map whose result a later operation reduces to its top k."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """A linear map of each expert (experts, features out, features in), and the module's names of the parameters."""
+    """One linear map per expert (experts, features out, features in), and the parameters' names."""
 
     weights: np.ndarray
     names: tuple[str, ...]
@@ -34,8 +31,6 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A feed-forward that consists of several experts; a router chooses some experts for each token."""
-
     router: Linear
     per_token: int
     scores: str
@@ -45,7 +40,7 @@ class Experts:
     up: Maps
     down: Maps
     result: tuple[int, np.ndarray]
-    """The index of the operation that completes the sum of the experts' outputs, and the sum."""
+    """The operation that completes the sum of the experts' outputs, and the sum."""
 
     @property
     def given(self) -> np.ndarray:
@@ -76,7 +71,6 @@ class Experts:
 def experts_in(
     maps: Sequence[Linear], operations: Sequence[Operation], values: Mapping[str, np.ndarray]
 ) -> list[Experts]:
-    """Return the experts of all routers; raise `ForeignError` for a router whose experts are not recognized."""
     found: list[Experts] = []
     for one in maps:
         count = _chosen(one, operations)
@@ -167,8 +161,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield each stack of `count` matrices, one per expert, and its transpose. A stack is one array, or matrices whose
-    names differ only in a number."""
+    """Yield each stack of `count` matrices and its transpose; a stack is one array, or matrices with numbered names."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]
@@ -179,7 +172,6 @@ def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Ma
 
 
 def _numbered(values: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
-    """Yield groups of matrices whose names differ only in one number: 0, 1, 2, …"""
     groups: dict[tuple[str, str], dict[int, str]] = {}
     for name in (name for name, value in values.items() if value.ndim == 2):
         for number in re.finditer(r"\d+", name):
@@ -190,11 +182,7 @@ def _numbered(values: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
 
 
 def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, beside_others: bool) -> None:
-    """Add the fields and parameters of the experts, if there are any.
-
-    Args:
-        beside_others: whether the model also has feed-forwards without experts.
-    """
+    """Add the fields and parameters of the experts. `beside_others`: other layers have a plain feed-forward."""
     if not named:
         return
     fields = [each.fields for _, each in named]

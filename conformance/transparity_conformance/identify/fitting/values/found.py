@@ -18,7 +18,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 FEW = 3
-"""A report names an equivalent pair (scale, multiplier) only if the multiplier has at most this number of digits."""
+"""The most digits of the multiplier in an equivalent pair (scale, multiplier) that a report names."""
 
 
 @dataclass
@@ -29,22 +29,19 @@ class FoundFields:
     remarks: list[str] = field(default_factory=list)
     """Properties of the module that no configuration expresses."""
     used: set[str] = field(default_factory=set)
-    """The names of the module's parameters that `parameters` contains in another form."""
+    """The module's parameters that `parameters` contains in another form."""
     relative_distances: list[int] = field(default_factory=list)
-    """Values of `relative_max_distance` that agree with all stacks."""
+    """Values of `relative_max_distance` that fit all stacks."""
 
     def config(self, **others: Any) -> TransformerConfig:
-        """Return the configuration with the known fields; `others` replaces some of them. Raise `FitError` if the
-        fields contradict each other."""
+        """Return the known fields, updated by `others`. Raise `FitError` for contradictions."""
         try:
             return TransformerConfig(**self.fields | others)
         except ConfigError as error:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
-        """Return the activation `tap` of the reference with the known fields, some of which `others` replaces."""
-        probe = Probe("fit", tap, "", self.config(**others), self.parameters, inputs)
-        return walk(probe, {}, until=tap)[tap]
+        return walk(Probe("fit", tap, "", self.config(**others), self.parameters, inputs), {}, until=tap)[tap]
 
     def take(self, fields: Mapping[str, Any]) -> None:
         self.fields |= fields
@@ -54,12 +51,8 @@ class FoundFields:
     def put_factor(
         self, name: str, factor: float, bases: Mapping[str, float], error: Callable[[float], float] | None = None
     ) -> None:
-        """Add the fields of a factor, `{name}_scale` and `{name}_multiplier`: the pair with the simplest multiplier.
-
-        Args:
-            bases: the factor of each scale if the multiplier is 1.
-            error: returns the relative error of another factor, in float64.
-        """
+        """Add `{name}_scale` and `{name}_multiplier`: the pair with the simplest multiplier. `bases` has each scale's
+        factor for a multiplier of 1."""
         options = []
         for index, (scale, base) in enumerate(bases.items()):
 
@@ -79,7 +72,7 @@ class FoundFields:
             self.untold[f"{name}_multiplier"] = f"the value depends on {name}_scale"
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add the parameters of a linear map. If `bias` is set and the map has no bias, add zeros."""
+        """Add a linear map. If `bias` is set and the map has no bias, add zeros."""
         self.parameters[f"{name}.weight"] = linear.weight
         self.used.add(linear.name.split("[")[0])
         if bias:

@@ -22,7 +22,7 @@ from transparity_numpy.masks import visible_keys
 
 
 def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
-    """Return the activation that turns one or two linear maps into `hidden`, and whether the second map is the gate."""
+    """Return the activation that turns one or two linear maps into `hidden`, and whether the second is the gate."""
     tried: list[tuple[float, str, bool]] = []
     for name, function in ACTIVATIONS.items():
         if len(ups) == 1:
@@ -39,7 +39,7 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
 
 
 def scale_of_logits(logits: np.ndarray, output: np.ndarray) -> Scale:
-    """Return the factor and the softcap that turn `logits`, the result of the last linear map, into the output."""
+    """Return the factor and softcap that turn `logits` into the output."""
     scale = scale_of(logits, output.reshape(logits.shape))
     if is_same(scale(logits), output):
         return scale
@@ -54,13 +54,11 @@ class Head:
     """The kind of the output, and the linear maps after the last layer."""
 
     kind: str
-    """`logits`, `hidden`, `pooled` or `classes`."""
     linear: Linear | None = None
     pooler: Linear | None = None
     activation: str = "none"
-    """The activation of the pooler."""
     transform: Linear | None = None
-    """The linear map whose result the head reads after an activation and the norm `norm`."""
+    """The linear map before an activation and `norm`."""
     norm: Norm | None = None
 
     @property
@@ -68,13 +66,13 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """Return the input of the head's first linear map (rows, width); without a linear map, return `output`."""
+        """Return the input (rows, width) of the head's first linear map, or `output`."""
         first = self.pooler or self.transform or self.linear
         return output.reshape(-1, width) if first is None else first.given
 
 
 def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
-    """Return the head that ends with the last of `maps`; the previous map may be the head's transform."""
+    """Return a head that ends with the last of `maps`, possibly after a transform."""
     *before, last = maps
     for one in before[-1:] if before and before[-1].made.shape == last.given.shape else ():
         for function in ACTIVATIONS.values():
@@ -85,16 +83,14 @@ def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:
-    """Return the activation that turns the result of a pooler's linear map into `made`, or None."""
     if linear.made.size != made.size or linear.weight.shape[0] != linear.weight.shape[1]:
         return None
     return next((name for name, function in POOLERS.items() if is_same(function(linear.made), made)), None)
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, batch · length) that pool the states of each row. A matrix selects the first position, the
-    last position or the position of a token, or computes a mean. A mean includes all positions, or leaves out the
-    positions of one token, which may be padding."""
+    """Yield matrices (batch, batch · length) that pool each row's states: the first position, the last position, the
+    position of a token, or a mean. A mean may leave out one token as padding."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield averaged(np.ones((batch, length)))
@@ -112,19 +108,14 @@ def picked(places: np.ndarray, length: int) -> np.ndarray:
 
 
 def averaged(seen: np.ndarray) -> np.ndarray:
-    """Return the matrix (batch, batch · length) of the mean of the seen positions of each row."""
+    """Return the matrix of each row's mean over the seen positions."""
     rows = np.kron(np.eye(len(seen)), np.ones((1, seen.shape[1]))) * seen.reshape(-1)
     return np.asarray(rows / np.maximum(rows.sum(1, keepdims=True), 1))
 
 
 def pooling_fields(tokens: np.ndarray | None, size: int, pads: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each kind of pooling, the simplest first.
-
-    Args:
-        tokens: the tokens, or None for an image.
-        size: the size of the vocabulary.
-        pads: the possible fields of padding.
-    """
+    """Yield the fields of each kind of pooling, the simplest first. An image has no `tokens`; `pads` are possible
+    padding fields."""
     yield {"pooling": "first"}
     for pooling in ("mean", "last"):
         for pad in pads:

@@ -19,20 +19,15 @@ class Linear:
     """A use of a linear map, x Wᵀ + b."""
 
     at: int
-    """The index of the operation that computed the result."""
     given: np.ndarray
-    """The input x (rows, features in)."""
     made: np.ndarray
-    """The result (rows, features out)."""
     weight: np.ndarray
-    """The weight W (features out, features in)."""
     name: str
     bias: np.ndarray | None = None
     bias_name: str | None = None
 
     def over_heads(self, heads: int, head_dim: int) -> list[Linear]:
-        """Split a map that the module applies to each head; return its parts, such as query, key and value, each with
-        all heads."""
+        """Split a map that runs on each head into parts, such as query, key and value, each with all heads."""
         parts = [self.part(begin, begin + head_dim) for begin in range(0, len(self.weight), head_dim)]
         return [dataclasses.replace(each, made=each.made.reshape(-1, heads * len(each.weight))) for each in parts]
 
@@ -45,8 +40,7 @@ class Linear:
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
-    """Return all uses of matrices in `values`, or of parts of fused matrices, in execution order. Inputs and results
-    start with the rows of the batch, even if the module orders axes differently."""
+    """Return all uses of matrices, or of parts of fused matrices, in execution order, rows of the batch first."""
     matrices = {name: value for name, value in values.items() if value.ndim == 2}
     heads = {name: value for name, value in values.items() if value.ndim == 3}
     matrices |= {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}  # (in, heads, head_dim)
@@ -70,7 +64,7 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """Return the parts of a fused query, key and value: query, key, value, and key and value together."""
+    """Return the parts of a fused map: query, key, value, and key and value together."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))
@@ -143,7 +137,7 @@ def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays)
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The concatenated results of several linear maps with the same input."""
+    """The concatenated results of linear maps of one input."""
 
     maps: Sequence[Linear]
 
@@ -157,8 +151,7 @@ class Columns:
         by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
         times: np.ndarray | None = None,
     ) -> list[int] | None:
-        """Find each feature of `wanted` (rows, features) among by(made) · times, and return the features' indices.
-        Return None if a feature is not found, or if two features have the same index."""
+        """Return the indices of each feature of `wanted` in by(made) · times, if all are found and distinct."""
         made, times = by(self.made), np.ones_like(wanted) if times is None else times
         scale = np.abs(wanted).max(initial=0.0)
         # Compare a few rows first, to exclude most candidates quickly.
@@ -175,9 +168,8 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0. Return a
-        part of a map, which shares the map's memory, if the features are consecutive. Raise `FitError` if the features
-        are computed from different inputs, or if `chosen` is empty."""
+        """Return a linear map of the features `chosen`. Consecutive features share a map's memory. Raise `FitError` for
+        different inputs or no features."""
         sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]

@@ -14,10 +14,9 @@ USUAL_EPS = (1e-5, 1e-6, 1e-12)
 
 
 RUNNING = "running"
-"""A word in the names of a batch norm's statistics."""
 
 Candidate = tuple[tuple[str, ...], str, str]
-"""The names of a norm's parameters, the form of its gain, and its kind."""
+"""The parameters' names, the gain's form and the kind of a possible norm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,19 +24,17 @@ class Norm:
     """A norm from x to its result, r · c · gain + bias, where c is x or x minus its mean."""
 
     names: tuple[str, ...]
-    """The module's names of the parameters, in the order weight, bias, running mean, running variance."""
+    """The parameters' names: weight, bias, running mean, running variance."""
     gain: str
     kind: str
-    """`rms`, `batch` or `centred`. `centred` means `layer` or `layer-unbiased`, which `kind_and_eps` distinguishes."""
+    """`rms`, `batch`, or `centred` for both `layer` and `layer-unbiased`, which `kind_and_eps` distinguishes."""
     x: np.ndarray
     factors: np.ndarray
-    """The factor r of each row. For a batch norm, the factor r of each feature."""
+    """The factor r of each row or, in a batch norm, of each feature."""
     variance: np.ndarray | None = None
-    """The running variance of a batch norm."""
 
     @property
     def leaves(self) -> dict[str, str]:
-        """Map the reference's names of the parameters to the module's names."""
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
@@ -48,13 +45,12 @@ class Norms:
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
-    """Whether a layer norm may lack a bias. In stacks, a first search requires biases."""
+    """Whether a layer norm may lack a bias. A first search of stacks requires biases."""
 
     def having(self, used: set[str]) -> Norms:
         return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the norm that turns `x` into `made`, both (rows, width), or None."""
         few = np.linspace(0, len(x) - 1, 4).astype(int)
         candidates = list(self._candidates())
         errors = self._errors(x[few], made[few], candidates)
@@ -66,7 +62,6 @@ class Norms:
         return Norm(*best, x, _projected(*self._parts(x, made, [best]))[0, :, 0])
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Yield (norm, value) for each norm that turns `x` into one of the `values`."""
         for made in values:
             if made is not x and (norm := self.between(x, made)):
                 yield norm, made
@@ -83,8 +78,7 @@ class Norms:
                 yield pair, gain, "centred"
 
     def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Return, for each candidate, the `difference` between the norm of `x` and `made`. For speed, compute all
-        candidates at once."""
+        """Return each candidate's `difference` from `made`, all at once for speed."""
         if not candidates:
             return np.empty(0)
         toward, left = self._parts(x, made, candidates)
@@ -94,7 +88,7 @@ class Norms:
         return np.where(np.isfinite(errors), errors, np.inf)
 
     def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
-        """Return centered input · gain, and result − bias, for each candidate: two arrays (candidates, rows, width)."""
+        """Return centered input · gain, and result − bias, each (candidates, rows, width)."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
@@ -103,8 +97,7 @@ class Norms:
         return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the batch norm that turns `x` into `made`, or None. In the state dict, the weight must be next to the
-        bias, and the running mean next to the running variance."""
+        """Return the batch norm that turns `x` into `made`; its parameters are neighbors in the state dict."""
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)
@@ -126,7 +119,7 @@ class Norms:
 
 
 def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Return the factors (…, rows, 1) with which the rows of `toward` are nearest to the rows of `left`."""
+    """Return the factors with which the rows of `toward` are nearest to the rows of `left`."""
     squares = (toward * toward).sum(-1, keepdims=True)
     return (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
 
@@ -140,7 +133,7 @@ def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
 
 
 def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, float]:
-    """Return the names and eps of the norms that the common eps does not explain."""
+    """Return the eps of norms that the common eps does not explain."""
     own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
 
@@ -150,7 +143,7 @@ def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
 
 
 def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the observed divisors 1 / r, and the expected divisors without eps (squared unless `layer-unbiased`)."""
+    """Return the divisors 1 / r, and the expected divisors without eps, squared unless `layer-unbiased`."""
     divisors, sizes = [], []
     for norm in norms:
         plain, width = norm.variance, norm.x.shape[-1]

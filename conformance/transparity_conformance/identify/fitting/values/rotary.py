@@ -17,7 +17,7 @@ USUAL_THETA = (10_000.0, 500_000.0, 1_000_000.0)
 USUAL_ORIGINAL = (8192, 2048, 4096)
 USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
 LOW, HIGH = 1.0, 4.0
-"""Between these numbers of turns within the original length, Llama 3.1 blends scaled and unscaled angles."""
+"""Llama 3.1 blends scaled and unscaled angles between these numbers of turns."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values that may be the rotated `query` (batch, heads, length, head_dim). A rotation changes neither the
-    norm of a vector nor the vectors at the first position."""
+    """Yield values with the norms of the query's vectors, and with the same vectors at the first position."""
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -64,8 +63,7 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
-    """Return the angle by which each pair of features is rotated at each position, and the error of these angles. The
-    error is the largest relative difference between `rotated` and the query after a rotation by these angles."""
+    """Return the angle of each pair of features at each position, and the largest relative error."""
     pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
     first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))
     before, after = (value[..., first] + 1j * value[..., second] for value in (query, rotated))
@@ -76,7 +74,7 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return the angle per position of each pair of features; later positions make the angles more exact."""
+    """Return each pair's angle per position; later positions are more exact."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))
@@ -91,7 +89,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
         return float((np.abs(made - found) / (np.abs(found) + SAME / length)).max())
 
     def fitted(scaled: np.ndarray) -> tuple[float, float]:
-        """Return theta and its error, assuming that the frequencies are powers of theta."""
+        """Return theta and its error, if the frequencies are powers of theta."""
         plain = [
             float(each ** (-1 / exponent)) for each, exponent in zip(scaled[1:], exponents[1:], strict=True) if each > 0
         ]

@@ -12,15 +12,15 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LEAST, MOST = 1e-9, 1e3
-"""The range of the relative margin by which a softcap exceeds the largest capped score."""
+"""The relative range by which a softcap may exceed the largest capped score."""
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """The weights of an attention (batch, heads, queries, keys), and the index of their operation (`at`)."""
+    """An attention's weights (batch, heads, queries, keys) and their operation."""
 
     begins: int
-    """The index of the first operation after the previous attention's weights."""
+    """The first operation after the previous attention's weights."""
     at: int
     weights: np.ndarray
 
@@ -32,11 +32,9 @@ class Scores:
     values: np.ndarray
     masked: np.ndarray
     masked_value: float | None
-    """The number that replaces masked scores; None if no score is masked."""
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
-    """Return the scores: the first value whose softmax equals the attention weights."""
     for operation in operations[softmax.begins : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -49,8 +47,7 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return a mask of the masked scores, and the number that replaces masked scores. Masked scores are either the same
-    number in all heads, or have weights of exactly 0."""
+    """Return a mask of the scores with weight 0, or with one number in all heads; and the number."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)
@@ -67,8 +64,7 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask (batch, queries, keys) has a known pattern. A mask may hide certain distances, or all other
-    chunks; in addition, a mask may hide whole keys or whole queries."""
+    """Return whether a mask hides certain distances or other chunks and, in addition, whole keys or queries."""
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     hidden = np.zeros((queries, keys), bool)
@@ -93,7 +89,7 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """Return the scale and the softcap that turn `raw` into `scores`, which must be free of biases and masks."""
+    """Return the scale and softcap that turn `raw` into `scores` without biases and masks."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
     if uncapped < np.finfo(np.float32).eps:

@@ -17,13 +17,13 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.inputs.frames import convolved
 
 USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
-"""Numbers of patches per side to try if no table of positions determines this number."""
+"""Patches per side to try without a table of positions."""
 
 USUAL_FRAMES = (32, *range(2, 64, 2), 3000)
-"""Numbers of frames to try if no table of positions determines this number."""
+"""Numbers of frames to try without a table of positions."""
 
 TAPS = 3
-"""The number of frames that a convolution over time reads."""
+"""Frames that a convolution over time reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,7 @@ class Kernel:
 
 
 def patch_kernels(values: Arrays) -> Iterator[Kernel]:
-    """Yield the parameters that may map patches: first convolution kernels, then matrices. For a matrix, try each order
-    of a patch's axes, and 3 or 1 channels."""
+    """Yield the parameters that may map patches. For a matrix, try each order of axes, and 3 or 1 channels."""
     for name, value in values.items():
         if value.ndim == 4:
             for moved in (value, value.transpose(3, 2, 0, 1)):  # the layouts of PyTorch and flax
@@ -62,7 +61,7 @@ def patch_kernels(values: Arrays) -> Iterator[Kernel]:
 
 
 def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
-    """Yield shapes (channels, height, width) of images that a module may accept, the most likely first."""
+    """Yield possible image shapes (channels, height, width), the most likely first."""
     found: dict[tuple[int, int, int], None] = {}
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
@@ -73,7 +72,7 @@ def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
 
 
 def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the parameters that may be kernels of convolutions over time, as (features out, features in, 3)."""
+    """Yield possible kernels over time, as (features out, features in, 3)."""
     for name, value in values.items():
         if value.ndim == 3 and value.shape[2] == TAPS:
             yield name, value
@@ -82,11 +81,7 @@ def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
-    """Yield shapes (mel bins, frames) of spectrograms that a module may accept, the most likely first.
-
-    Args:
-        tables: the module's parameters and buffers, by name.
-    """
+    """Yield possible spectrogram shapes (mel bins, frames), the most likely first; `tables` include buffers."""
     kernels = list(convolutions(values))
     for (_, first), (_, second) in itertools.permutations(kernels, 2):
         width = len(first)
@@ -164,7 +159,7 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
 def _convolved(
     heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield gelu(convolution(x) + bias) and the bias's name, for each bias with which an operation has this value."""
+    """Yield gelu(convolution(x) + bias) and the bias's name, for each bias with which an operation computes it."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
             made = convolved({"weight": kernel, "bias": bias}, x, stride)

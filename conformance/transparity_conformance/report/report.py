@@ -291,7 +291,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values that follow report.schema.json; an infinite number is the string `"inf"`."""
-        fields = dict(vars(self))
+        # Import late, because `findings` imports this module.
+        findings = import_module("transparity_conformance.report.check.findings").findings(self)
+        fields = dict(vars(self)) | {"findings": [finding.as_dict(self.faults) for finding in findings]}
         fields["taps"] = [vars(item) | {"share": item.share} for item in fields.pop("measured")]
         fields["third"] = None if self.third is None else self.third.as_dict()
         fields["other_fields"] = {name: {"given": a, "port": b} for name, (a, b) in self.other_fields.items()}

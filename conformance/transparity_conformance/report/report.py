@@ -12,7 +12,6 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from transparity import __version__
 from transparity.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import Compared, share
@@ -35,13 +34,12 @@ REMARK = 4 * SENTENCE
 """The largest length of a note in characters: enough for several sentences and a list of names."""
 
 
-LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
+LIBRARIES = ("transparity", "numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
 
 
 @functools.cache  # reading the metadata of a package takes milliseconds
 def environment() -> Mapping[str, str]:
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    found["transparity"] = __version__
     for name in LIBRARIES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -66,7 +66,7 @@ def _next(view: CheckView) -> str:
 
 def _to_fix(finding: Finding) -> list[str]:
     """Return the wrong lines or, if they are unknown, the activation at which the cause acts."""
-    at = [cause.at for cause in finding.placed if cause.at] or finding.places
+    at = [cause.at for cause in finding.causes if cause.at] or finding.places
     return [line.place for line in finding.wrong_lines] or at[:1]
 
 

@@ -1,7 +1,7 @@
 """Write docs/exam.md, docs/exam-bugs.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page`.
 
-docs/exam.json has the published results: the latest judgment of every bug, by its id, and the judgment before fixes of
-the checker, or null if this judgment was not kept.
+docs/exam.json has the published results: the latest judgment of every bug, by its id, and the first judgment. The first
+judgment is null if a checker was fixed before a judgment was kept.
 
 `--answers FILE` first merges answers of `python -m meta.measure --pool exam --json FILE` into docs/exam.json.
 """

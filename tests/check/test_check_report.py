@@ -220,7 +220,7 @@ def test_the_page_shows_the_line_of_every_cause() -> None:
 def test_the_name_of_the_port_is_in_every_headline() -> None:
     named = report(fault(0, SCALE), port="my.py:load")
     assert re.match("✗ my.py:load differs from the reference +notes-lm, float32\n", as_text([named]))
-    assert "<title>Port check: my.py:load on notes-lm differs</title>" in as_html([named])
+    assert "<title>Port check: my.py:load differs from the reference</title>" in as_html([named])
     assert headline([named, named])["text"] == "my.py:load: both differ"
     assert named.as_dict()["port"] == "my.py:load"
 
@@ -304,7 +304,7 @@ def test_the_headline_is_the_worst_verdict() -> None:
     good, bad = report(verdict="agrees"), report(fault())
     assert headline([good, good])["text"] == "Both agree"
     assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 differs"}
-    assert headline([bad])["text"] == "notes-lm differs"
+    assert headline([bad])["text"] == "The port differs from the reference"
     assert headline([])["verdict"] == "inconclusive"
 
 

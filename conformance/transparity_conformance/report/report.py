@@ -263,10 +263,6 @@ class Report:
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
 
-    @property
-    def title(self) -> str:
-        return f"{self.port} on {self.preset}" if self.port else self.preset
-
     def adding(
         self,
         *faults: Divergence,

@@ -76,7 +76,7 @@ def headline(reports: Sequence[Report]) -> dict[str, str]:
     if len(reports) == 1:
         view = CheckView(reports[0])
         color = "inconclusive" if view.mark[0] == "!" else worst
-        return {"verdict": color, "text": f"{reports[0].title} {view.failed_audit or VERBS[worst][0]}"}
+        return {"verdict": color, "text": view.title}
     number = verdicts.count(worst)
     every = "both" if number == 2 else f"all {number}"
     of = every if number == len(reports) else f"{number} of {len(reports)}"

@@ -5,13 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-VERSION = re.compile(r'(?m)^__version__ = "(.+)"$')
-
-
-def version() -> str:
-    found = VERSION.search((ROOT / "reference/transparity/__init__.py").read_text(encoding="utf-8"))
-    assert found
-    return found[1]
+VERSION = re.compile(r"(?m)^## (\d\S*)")
 
 
 def notes(changelog: str, name: str) -> str:
@@ -23,5 +17,6 @@ def notes(changelog: str, name: str) -> str:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1] if sys.argv[1:] else version()
-    sys.stdout.write(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), asked))
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = VERSION.findall(changes)[0]
+    sys.stdout.write(notes(changes, sys.argv[1] if sys.argv[1:] else newest))

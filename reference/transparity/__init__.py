@@ -5,7 +5,7 @@ The model: `config`, `presets`, `parameters`, `taps`, `axes`. The inputs of the 
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transparity.presets import PRESETS, departures, preset
     from transparity.taps import identity, recording, scoped, tap_shapes
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "PRESETS",
@@ -43,6 +43,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used, because importing all names would delay `--help`."""
+    if name == "__version__":
+        return importlib.metadata.version("transparity")
     for home in ("config", "errors", "taps", "parameters", "presets") if name in __all__ else ():
         if hasattr(module := importlib.import_module(f"{__name__}.{home}"), name):
             return getattr(module, name)

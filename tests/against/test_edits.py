@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from tests.against.test_check import MISTAKES, MODELS, against_theirs, replaced
 from tests.looping import for_each
 
 from transparity_conformance.against.edits.edit import At, Edit
+from transparity_conformance.against.edits.elements import _along
 from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.against.edits.numbers import _slices
 from transparity_conformance.against.search import EditSearch, Explanation
@@ -64,6 +65,18 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
     assert fault.reference_source is not None
     near = {fault.source["line"], fault.reference_source["line"]}
     assert any(line <= each <= line + 3 for each in near), (line, near)
+
+
+def test_a_regular_order_of_elements_is_told_in_words() -> None:
+    for size, parts, says in (
+        (8, 2, "has q in pairs instead of halves on axis -1"),
+        (8, 4, "has q in halves instead of pairs on axis -1"),
+        (9, 3, "interleaves the 3 equal parts of q on axis -1"),
+    ):
+        x = torch.arange(size)
+        at: Any = SimpleNamespace(with_result=lambda change, x=x: change(x))
+        port = x.view(parts, -1).T.flatten()
+        assert [edit.says for edit in _along(-1, size, "q") if torch.equal(cast(Any, edit.make(at)), port)] == [says]
 
 
 def test_a_weight_that_is_not_normalized_is_not_called_another_order(tmp_path: Path) -> None:

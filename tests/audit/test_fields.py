@@ -10,7 +10,8 @@ from transparity_conformance.checkpoints.exporting import written
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
 from transparity_conformance.report.audit import CAUSES, Audit, AuditedField
-from transparity_conformance.report.check.page import headline
+from transparity_conformance.report.check.page import as_markdown, headline
+from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.check.view import CheckView
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
@@ -74,10 +75,16 @@ def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_
     first, second = Audit((followed, ignored)).lines
     assert first == "config.json: 1 of 2 fields ignored: hidden_act; 1 obeyed"
     assert second == f"– {says}"
-    assert Audit((followed, ignored)).warning.startswith(
-        "the port handles 1 field wrongly, so it may be wrong for other folders"
-    )
+    assert Audit((followed, ignored)).warning.startswith("the port may be wrong for other folders")
     assert Audit((followed,)).warning == ""
+    warned, clean = (
+        Report("llama", "agrees", None, port="my.py:load", audit=Audit(fields))
+        for fields in ((followed, ignored), (followed,))
+    )
+    assert as_text([warned]).startswith("! my.py:load agrees, but handles 1 field wrongly")
+    assert headline([warned])["text"].endswith("agrees, but handles 1 field wrongly")
+    assert as_markdown([warned]).startswith("### ! my.py:load agrees, but handles 1 field wrongly")
+    assert as_text([clean]).startswith("✓ my.py:load agrees with the reference")
 
 
 def test_the_title_of_an_answer_says_that_only_the_audit_fails() -> None:
@@ -88,7 +95,7 @@ def test_the_title_of_an_answer_says_that_only_the_audit_fails() -> None:
     assert headline([report])["text"].endswith("agrees, but handles 2 fields wrongly")
     wrong = dataclasses.replace(report, faults=(Divergence("logits", 1.0, 0.1), *faults))
     assert CheckView(wrong).title == "my.py:load differs from the reference"
-    assert headline([wrong])["text"].endswith(" differs")
+    assert headline([wrong])["text"] == CheckView(wrong).title
 
 
 def test_a_field_whose_other_value_the_port_refuses_is_not_called_obeyed() -> None:

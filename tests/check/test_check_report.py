@@ -118,6 +118,18 @@ def test_a_finding_has_every_place_of_its_cause_and_no_alternative_that_another_
         assert [cause.says for cause in found.causes] == [says]
 
 
+def test_all_views_have_one_block_for_each_line_and_cause_with_the_same_places() -> None:
+    line = {"file": "my.py", "line": 3, "code": "x", "columns": None}
+    causes = [Cause("head-order", "heads are reversed", at=f"decoder.layers.{layer}.output") for layer in range(2)]
+    shown = report(*(fault(layer, cause, source=line) for layer, cause in enumerate(causes)))
+    where = "decoder.layers.0–1.output"
+    (finding,) = shown.as_dict()["findings"]
+    assert finding["causes"] == [{"mistake": "head-order", "says": "heads are reversed", "at": where}]
+    assert (finding["faults"], finding["lines"]) == ([0, 1], [line])
+    for text in (as_text([shown]), as_markdown([shown]), re.sub(r"<[^>]+>", "", as_html([shown]))):
+        assert text.count("heads are reversed") == text.count(f"at {where}") == 1
+
+
 def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:
     assert "the rest agrees" not in sentence(report(fault(0, SCALE), fault(1)))
     text = as_text([report(fault(profile=PROFILE))], 80)
@@ -208,7 +220,7 @@ def test_the_page_shows_the_line_of_every_cause() -> None:
 def test_the_name_of_the_port_is_in_every_headline() -> None:
     named = report(fault(0, SCALE), port="my.py:load")
     assert re.match("✗ my.py:load differs from the reference +notes-lm, float32\n", as_text([named]))
-    assert "<title>Port check: my.py:load on notes-lm differs</title>" in as_html([named])
+    assert "<title>Port check: my.py:load differs from the reference</title>" in as_html([named])
     assert headline([named, named])["text"] == "my.py:load: both differ"
     assert named.as_dict()["port"] == "my.py:load"
 
@@ -292,7 +304,7 @@ def test_the_headline_is_the_worst_verdict() -> None:
     good, bad = report(verdict="agrees"), report(fault())
     assert headline([good, good])["text"] == "Both agree"
     assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 differs"}
-    assert headline([bad])["text"] == "notes-lm differs"
+    assert headline([bad])["text"] == "The port differs from the reference"
     assert headline([])["verdict"] == "inconclusive"
 
 

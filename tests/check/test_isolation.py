@@ -219,7 +219,7 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
     assert report["faults"][0]["where"] == "decoder.layers.0.self_attention.scores"
     assert report["faults"][0]["source"]["code"].startswith("att = ")
     assert any(note.startswith("the check was interrupted") for note in report["notes"])
-    assert "port.py:Two on config differs" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "port.py:Two differs from the reference" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_search_counts_its_work_and_shows_its_progress() -> None:

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import transparity
 from transparity_conformance.capabilities.port_calls import EXTRAS
 
 ROOT = Path(__file__).parents[2]
@@ -46,19 +46,36 @@ def test_a_wheel_has_the_five_packages_with_every_module_their_types_and_data(wh
 
 @pytest.mark.slow
 def test_links_of_the_readme_hold_on_an_index_and_name_files_of_the_tag(wheel: zipfile.ZipFile) -> None:
-    shown = wheel.read(f"transparity-{transparity.__version__}.dist-info/METADATA").decode().partition("\n\n")[2]
+    version = Path(wheel.filename or "").name.split("-")[1]
+    shown = wheel.read(f"transparity-{version}.dist-info/METADATA").decode().partition("\n\n")[2]
     links = set(re.findall(r"\]\(([^)]*)\)", shown))
-    at = rf"https://(?:raw.githubusercontent|github).com/transparity/transparity/(?:blob/)?v{transparity.__version__}/"
+    at = rf"https://(?:raw.githubusercontent|github).com/transparity/transparity/(?:blob/)?v{re.escape(version)}/"
     files = {file for link in links for file in re.findall(rf"^{at}(.+)", link)}
     assert len(files) > 10
     assert [file for file in files if not (ROOT / file.partition("#")[0]).exists()] == []
     assert [link for link in links if not link.startswith("https://")] == []
 
 
-def test_the_version_is_said_once() -> None:
-    assert "version" in PYPROJECT["project"]["dynamic"]
-    assert f"## {transparity.__version__}" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"\nversion: {transparity.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+@pytest.mark.slow
+def test_the_version_is_the_tag_of_the_commit(tmp_path: Path) -> None:
+    git, me = ["git", "-C", str(tmp_path)], ["-c", "user.name=a", "-c", "user.email=a"]
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", ROOT.as_uri(), str(tmp_path)], check=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for command, version in (
+        ([*git, *me, "commit", "--quiet", "--allow-empty", "-am", "not tagged"], r"0\.0\.1\.dev\d\+g\w+"),
+        ([*git, *me, "tag", "v1.2.3", "-m", "tagged"], r"1\.2\.3"),
+        (["rm", "-rf", str(tmp_path / ".git")], r"0\.0\.0"),
+    ):
+        subprocess.run(command, check=True)
+        found = subprocess.run(
+            [sys.executable, "-m", "hatchling", "version"], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        assert re.fullmatch(version, found.stdout.strip())
+
+
+def test_the_changelog_and_the_citation_have_the_same_version() -> None:
+    newest = re.findall(r"(?m)^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text())[0]
+    assert f"\nversion: {newest}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_every_range_has_a_tested_version() -> None:

@@ -1,6 +1,7 @@
 """Write docs/exam.md, docs/exam-bugs.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page`.
 
-docs/exam.json has the published results: the first and the latest judgment of every bug, by its id.
+docs/exam.json has the published results: the latest judgment of every bug, by its id, and the first judgment. The first
+judgment is null if a checker was fixed before a judgment was kept.
 
 `--answers FILE` first merges answers of `python -m meta.measure --pool exam --json FILE` into docs/exam.json.
 """
@@ -65,7 +66,7 @@ def write(rows: Rows, file: Path = FILE) -> None:
 
 
 def judgments(rows: Rows, *, first: bool = False) -> list[Row]:
-    return [{**row, **row["first"]} if first else row for row in rows.values()]
+    return [{**row, **row["first"]} for row in rows.values() if row["first"]] if first else [*rows.values()]
 
 
 def bugs_of(rows: Rows) -> Rows:
@@ -94,7 +95,7 @@ def answers(rows: Rows) -> str:
     both = zip(scores(judgments(rows, first=True)), scores(judgments(rows)), strict=True)
     wanted = {title: f"{target:.0%}".replace("%", " %") for title, target in TARGETS.items()}
     lines = [[now.title, percent(then), percent(now), wanted.get(now.title, "")] for then, now in both]
-    return table(["measure", "first answers", "current", "wanted"], lines, (1, 2, 3))
+    return table(["measure", "before fixes", "current", "wanted"], lines, (1, 2, 3))
 
 
 def by_where(rows: Rows) -> str:

@@ -111,3 +111,4 @@ def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight() -
         rows = page.merged(rows, {name: answer(verdict, "norm-eps")})
     assert (rows[name]["detected"], rows[name]["first"]["detected"]) == ("", "verdict")
     assert [each["detected"] for each in page.judgments(rows, first=True)] == ["verdict"]
+    assert page.judgments({name: {**rows[name], "first": None}}, first=True) == []

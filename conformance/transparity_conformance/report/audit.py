@@ -128,8 +128,7 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        wrong = f"the port handles {self.failed} wrongly, so it may be wrong for other folders (see Audit)"
-        return f"{wrong}; --audit makes this a failure" if self.failed else ""
+        return "the port may be wrong for other folders; --audit makes this a failure" if self.failed else ""
 
     @property
     def faults(self) -> str:

@@ -12,7 +12,6 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from transparity import __version__
 from transparity.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import Compared, share
@@ -35,13 +34,12 @@ REMARK = 4 * SENTENCE
 """The longest note in characters: several sentences and a list of names."""
 
 
-LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
+LIBRARIES = ("transparity", "numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
 
 
 @functools.cache  # reading the metadata of a package takes milliseconds
 def environment() -> Mapping[str, str]:
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    found["transparity"] = __version__
     for name in LIBRARIES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
@@ -256,10 +254,6 @@ class Report:
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
 
-    @property
-    def title(self) -> str:
-        return f"{self.port} on {self.preset}" if self.port else self.preset
-
     def adding(
         self,
         *faults: Divergence,
@@ -282,7 +276,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values that follow report.schema.json; infinity is the string `"inf"`."""
-        fields = dict(vars(self))
+        # Import late, because `findings` imports this module.
+        findings = import_module("transparity_conformance.report.check.findings").findings(self)
+        fields = dict(vars(self)) | {"findings": [finding.as_dict(self.faults) for finding in findings]}
         fields["taps"] = [vars(item) | {"share": item.share} for item in fields.pop("measured")]
         fields["third"] = None if self.third is None else self.third.as_dict()
         fields["other_fields"] = {name: {"given": a, "port": b} for name, (a, b) in self.other_fields.items()}

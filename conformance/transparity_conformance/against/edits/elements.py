@@ -29,9 +29,10 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
     for parts in [n for n in range(2, size) if size % n == 0]:
-        others = size // parts
-        says = f"orders {where} on axis {axis} as {others} × {parts} instead of {parts} × {others}"
-        says = f"transposes the {parts} × {parts} groups of {where} on axis {axis}" if parts == others else says
+        says = f"interleaves the {parts} equal parts of {where} on axis {axis}"
+        if 2 in (parts, size // parts):
+            port, reference = ("pairs", "halves") if parts == 2 else ("halves", "pairs")
+            says = f"has {where} in {port} instead of {reference} on axis {axis}"
 
         def regrouped(x: Any, parts: int = parts) -> Any:
             return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)

@@ -34,6 +34,7 @@ ROUNDED = 2.0**-23
 """The spacing of float32 at 1. A float32 port leaves no difference below ROUNDED²; the checker computed such a value
 itself, for example in a fused operation."""
 
+MOST_PLACES = 4
 _MOST_SPANS = 5
 
 
@@ -54,6 +55,22 @@ class Finding:
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes
         )
+
+    def as_dict(self, faults: Sequence[Divergence]) -> dict[str, Any]:
+        """Return JSON values. The faults are numbers: the positions of this finding's faults in the report."""
+        return {
+            "causes": [{"mistake": each.mistake, "says": each.says, "at": each.at} for each in self.placed],
+            "places": self.places,
+            "lines": self.wrong_lines,
+            "departs_from": self.departs_from,
+            "remaining_error": self.left,
+            "faults": [number for number, fault in enumerate(faults) if any(fault is each for each in self.faults)],
+        }
+
+    @property
+    def placed(self) -> list[Cause]:
+        """The causes as every view shows them: `at` names the activations, unless `says` already contains them."""
+        return [_placed(cause, self.placed_at) for cause in self.causes]
 
     @property
     def is_misshapen(self) -> bool:
@@ -104,6 +121,10 @@ class Finding:
         return places(fault.where for fault in self.faults)
 
     @property
+    def placed_at(self) -> str:
+        return some(self.places, MOST_PLACES)
+
+    @property
     def unexplained(self) -> str:
         if not math.isfinite(self.worst.error):
             if self.worst.where.startswith(("generate", "beam_search")):
@@ -111,6 +132,15 @@ class Finding:
             return "its shape is wrong (see the notes)" if self.worst.is_misshapen else "has values that are not finite"
         where = "; ".join(self.spread)
         return f"wrong by {format_share(self.worst.share)} its tolerance" + (f" in {where}" if where else "")
+
+
+def _placed(cause: Cause, places: str) -> Cause:
+    if not cause.at:
+        return dataclasses.replace(cause, at=places)
+    says, is_placed, more = cause.says.rpartition(f", at {cause.at}")
+    if is_placed:
+        return dataclasses.replace(cause, says=says, at=cause.at + more)
+    return dataclasses.replace(cause, at="") if ", at " in cause.says else cause
 
 
 def _is_same(cause: Cause, other: Cause) -> bool:

@@ -23,8 +23,8 @@ from transparity_conformance.report.check.findings import (
     ties,
     worst_share,
 )
-from transparity_conformance.report.check.terminal import MARKS, WIDTH, as_text
-from transparity_conformance.report.check.view import CheckView, notes_on
+from transparity_conformance.report.check.terminal import WIDTH, as_text
+from transparity_conformance.report.check.view import CheckView, unexplained
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, height, scientific, template
 from transparity_conformance.report.report import VERBS, Measured, Report, environment
@@ -39,7 +39,7 @@ AXES = ("layer", "head", "position", "row", "feature")
 def as_html(reports: Sequence[Report]) -> str:
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "shade": _shade}
     functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
-    functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
+    functions |= {"unexplained": unexplained, "ties": ties, "worst_share": worst_share}
     functions |= {"fields_of": vars, "bars_by_axis": _bars_by_axis}
     views = list(map(CheckView, reports))
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
@@ -70,7 +70,9 @@ def headline(reports: Sequence[Report]) -> dict[str, str]:
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
-        return {"verdict": worst, "text": f"{reports[0].title} {CheckView(reports[0]).failed_audit or VERBS[worst][0]}"}
+        view = CheckView(reports[0])
+        color = "inconclusive" if view.mark[0] == "!" else worst
+        return {"verdict": color, "text": view.title}
     number = verdicts.count(worst)
     every = "both" if number == 2 else f"all {number}"
     of = every if number == len(reports) else f"{number} of {len(reports)}"
@@ -157,7 +159,7 @@ def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> st
 
 def _report(report: Report) -> Iterator[str]:
     view = CheckView(report)
-    yield from (f"### {MARKS[report.verdict]} {_plain(view.title)} ({_plain(view.system)})", "")
+    yield from (f"### {view.mark[0]} {_plain(view.title)} ({_plain(view.system)})", "")
     text = as_text([report], WIDTH).partition("\n\n")[2].strip("\n")  # without the title
     fence = "`" * 8  # longer than any fence in the port's code
     yield from (f"{fence}text", text, fence, "")

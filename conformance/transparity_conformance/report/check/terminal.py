@@ -13,6 +13,7 @@ from rich.text import Text
 
 from transparity_conformance.report.causes import meanings
 from transparity_conformance.report.check.findings import (
+    MOST_PLACES,
     PRACTICALLY_ALL,
     Finding,
     another_model,
@@ -28,15 +29,14 @@ from transparity_conformance.report.check.findings import (
     worst_share,
 )
 from transparity_conformance.report.check.lines import PortLine, lines_of
-from transparity_conformance.report.check.view import CheckView, notes_on
+from transparity_conformance.report.check.view import MARKS, CheckView, notes_on, unexplained
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import count, format_share, height, some
+from transparity_conformance.report.formatting import count, format_share, height
 from transparity_conformance.report.parts import Timing
 from transparity_conformance.report.report import VERBS, Report
 from transparity_conformance.report.terminal import plain_table
 
-STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
-MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
+STYLES = {verdict: style for verdict, (_, style) in MARKS.items()}
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -45,7 +45,6 @@ WIDTH = 80
 MOST_FINDINGS = 12
 MOST_OPEN = 4
 """The largest number of findings shown, if later findings may be consequences of the first."""
-MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
 
@@ -74,9 +73,9 @@ class Headline:
         self.view = view
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        verdict, system = self.view.report.verdict, self.view.system
-        title = f"{MARKS[verdict]} {self.view.title}"
-        style, gap = f"bold {STYLES[verdict]}", options.max_width - len(title) - len(system)
+        (mark, color), system = self.view.mark, self.view.system
+        title, style = f"{mark} {self.view.title}", f"bold {color}"
+        gap = options.max_width - len(title) - len(system)
         if gap < 2:
             yield Text(title, style, no_wrap=True, overflow="ignore")
             yield Padding(Text(system, "dim"), (0, 0, 0, 2))
@@ -107,8 +106,11 @@ def one_line(report: Report) -> RenderableType:
     unknown = "too little was compared" if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
     says = right if report.verdict == "agrees" else ", ".join(causes) or unknown
-    mark = (MARKS[report.verdict], STYLES[report.verdict])
-    return Text.assemble(mark, f" {report.preset:<18} {report.verdict:<13} {says}", no_wrap=True, overflow="ellipsis")
+    view = CheckView(report)
+    says += view.failed_audit.removeprefix("agrees")
+    return Text.assemble(
+        view.mark, f" {report.preset:<18} {report.verdict:<13} {says}", no_wrap=True, overflow="ellipsis"
+    )
 
 
 def _summary(reports: Sequence[Report], code: int, failed: int) -> Text:
@@ -154,18 +156,12 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
     if not (finding.causes and all(cause.source for cause in finding.causes)):
         yield from _code(finding.lines, "", around=not finding.causes)
     yield from _code(finding.departs_from, "departs from ", around=False)
-    places = some(finding.places, MOST_PLACES)
-    for cause in finding.causes:
+    for cause in finding.placed:
         yield from _code(lines_of(cause.source), "", around=False)
-        says, is_placed, more = cause.says.rpartition(f", at {cause.at}") if cause.at else ("", "", "")
-        where = f"at {cause.at or places}{more if is_placed else ''}"
-        shown = () if cause.at and not is_placed and ", at " in cause.says else (Text(where, style="dim"),)
-        yield _row(cause.mistake, Text(says if is_placed else cause.says), *shown)
+        yield _row(cause.mistake, Text(cause.says), *([Text(f"at {cause.at}", style="dim")] if cause.at else []))
     if not finding.causes:
-        notes = notes_on(finding, view.report)
-        lines = notes if finding.is_misshapen and notes else [*notes, finding.unexplained]
-        name = "wrong shape" if finding.is_misshapen else "unexplained"
-        yield _row(name, *map(Text, lines), Text(f"at {places}", style="dim"), *_profile(finding))
+        name, lines = unexplained(finding, view.report)
+        yield _row(name, *map(Text, lines), Text(f"at {finding.placed_at}", style="dim"), *_profile(finding))
     elif 0 < finding.explained < PRACTICALLY_ALL:
         yield Text(partly(finding), style="yellow")
     if finding.impact and view.findings[1:]:
@@ -229,7 +225,7 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
     if report.verdict == "inconclusive":
         rows.insert(0, ("Undecided", too_little(report)))
     if report.verdict == "agrees" and report.audit and report.audit.warning:
-        rows.insert(0, ("But", report.audit.warning))
+        rows.insert(0, ("Warning", report.audit.warning))
     rows += [("Untested", line) for line in report.coverage.untested]
     rows += [("Audit", line) for line in view.audit]
     rows += [("Not compared", line) for line in (view.not_compared if verbose else view.not_compared_in_short)]

@@ -28,6 +28,8 @@ CAPABILITIES = {
     "resized": "images of other sizes",
 }
 
+MARKS = {"agrees": ("✓", "green"), "diverges": ("✗", "red"), "inconclusive": ("?", "yellow")}
+
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
 """Verbs for verdicts. With `AGAINST`, the other implementation may be wrong itself."""
@@ -51,9 +53,16 @@ class CheckView:
 
     @property
     def failed_audit(self) -> str:
-        """`agrees, but handles 2 fields wrongly`, if only the audit fails."""
-        audit = self.report.audit
-        return f"agrees, but handles {audit.failed} wrongly" if audit and fails_only_the_audit(self.report) else ""
+        """`agrees, but handles 2 fields wrongly`; empty unless only the audit found faults."""
+        audit, agrees = self.report.audit, self.report.verdict == "agrees"
+        is_other = not (audit and audit.failed and (agrees or fails_only_the_audit(self.report)))
+        return "" if audit is None or is_other else f"agrees, but handles {audit.failed} wrongly"
+
+    @property
+    def mark(self) -> tuple[str, str]:
+        """The sign before the verdict, and its color. A warning by the audit has a sign of its own."""
+        is_warned = self.report.verdict == "agrees" and self.failed_audit
+        return ("!", "yellow") if is_warned else MARKS[self.report.verdict]
 
     @property
     def system(self) -> str:
@@ -121,6 +130,14 @@ class CheckView:
             return audit.lines
         unread = audit.tensors_with("never read")
         return [f"{audit.files[1]}: the result does not depend on {', '.join(unread)}"] if unread else []
+
+
+def unexplained(finding: Finding, report: Report) -> tuple[str, list[str]]:
+    """Return a name and lines for a finding without a cause."""
+    notes = notes_on(finding, report)
+    if finding.is_misshapen and notes:
+        return "wrong shape", notes
+    return "wrong shape" if finding.is_misshapen else "unexplained", [*notes, finding.unexplained]
 
 
 def notes_on(finding: Finding, report: Report) -> list[str]:

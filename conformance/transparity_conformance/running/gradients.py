@@ -77,15 +77,18 @@ def in_pytorch(
         loss = loss + router_aux_loss_coef * of_routers if router_aux_loss_coef else loss
         if router_aux_loss_coef and of_labels is not None:
             labels = given.reshape(targets.shape)
-            on, off = (with_graph({ROUTER_LOGITS: is_on, LABELS: labels}, **tokens).loss for is_on in (True, False))
-            loss = loss + (on - off - of_labels * of_routers)
+            answers = [with_graph({ROUTER_LOGITS: is_on, LABELS: labels}, **tokens) for is_on in (True, False)]
+            with_routers, without = (getattr(each, "loss", None) for each in answers)
+            if with_routers is not None and without is not None:
+                loss = loss + (with_routers - without - of_labels * of_routers)
         parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     places = {name: as_numbers(value) for name, value in module.named_parameters()}
-    return places, {
+    gradients = {
         name: np.zeros(tuple(value.shape), np.float32) if gradient is None else as_numbers(gradient)
         for (name, value), gradient in zip(parameters.items(), found, strict=True)
-    }, loss.item() if router_aux_loss_coef else None
+    }
+    return places, gradients, loss.item() if router_aux_loss_coef else None
 
 
 def in_flax(
@@ -136,7 +139,7 @@ def offer_gradients(
 
     def differentiated(targets: np.ndarray, tokens: Inputs, *coefficient: Any) -> Named:
         learned, opened = [name for name in parameter_shapes(config) if is_learned(name)], open_checkpoint(folder)
-        if coefficient and LABELS in takes.parameters:
+        if coefficient and takes is not None and LABELS in takes.parameters:
             own = getattr(getattr(model, "config", None), COEFFICIENT, None)
             coefficient = (*coefficient, opened.given.get(COEFFICIENT, own))
         places, gradients, loss = differentiate(config, targets, tokens, *coefficient)

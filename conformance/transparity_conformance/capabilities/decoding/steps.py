@@ -130,9 +130,11 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Return the logits of each step of a port. If they are wrong with the mask of each step's tokens, try the mask of
-    all tokens so far, and return its logits if they are right, or if only they exist. Raise `TypeError` unless a step
-    returns (logits, cache)."""
+    """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache).
+
+    If the logits are wrong with the mask of each step's tokens, try the mask of all tokens so far. Return the logits of
+    the second trial if they are right, or if the first trial raises an exception.
+    """
     answers, error = _attempted(port, key, request, masks_past=False)
     takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
     if takes_mask and error > (budget := request.probe.budget("float32")):

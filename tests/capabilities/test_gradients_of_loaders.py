@@ -116,6 +116,19 @@ def test_only_a_loaded_module_of_pytorch_offers_the_auxiliary_loss(
     assert ("router_aux_loss_coef" in takes) == is_offered
 
 
+@pytest.mark.parametrize(("coefficient", "verdict"), [(0.001, "agrees"), (0.0, "diverges"), (1.0, "diverges")])
+def test_the_loss_that_a_model_computes_from_labels_contains_the_auxiliary_loss(
+    coefficient: float, verdict: str, tmp_path: Path
+) -> None:
+    def changed(model: Any) -> Any:
+        assert model.config.router_aux_loss_coef == 0.001
+        model.router_aux_loss_coef = coefficient
+        return model
+
+    report = checked(tmp_path / "model", changed, "mixtral")
+    assert [each.verdict for each in report.claims if "router_aux_loss_coef" in each.id] == [verdict, verdict]
+
+
 @pytest.mark.parametrize("axes", [(24, 3, 8), (3, 8, 24)])
 def test_a_tensor_of_three_axes_is_two_matrices(axes: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)

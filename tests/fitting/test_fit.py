@@ -20,6 +20,11 @@ from transparity_conformance.report.fields import as_rows, meanings
 FILE = Path(__file__).with_name("decoders.py")
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FILE.parents[2]))  # the process of a port imports `tests.helpers`
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

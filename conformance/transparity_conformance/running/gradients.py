@@ -25,18 +25,23 @@ from transparity_conformance.checkpoints.importing import Opened, open_checkpoin
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance
+from transparity_conformance.running.ways import LABELS
 
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
-Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters and gradients by name; ({}, None) if the loss cannot be computed or differentiated."""
+Differentiated = tuple[Arrays, Arrays | None, float | None]
+"""The model's parameters and gradients by name, and the loss if it contains the auxiliary loss of routers, otherwise
+None; ({}, None, None) if the loss cannot be computed or differentiated."""
 
 
-Named = tuple[None, Arrays, dict[str, str]]
-"""None in place of a loss, the gradients by the reference's names, and the reasons for missing gradients."""
+Named = tuple[float | None, Arrays, dict[str, str]]
+"""The loss or None, the gradients by the reference's names, and the reasons for missing gradients."""
 
 ROUTER_LOGITS = "output_router_logits"
 """The argument with which models of `transformers` return `aux_loss`, the auxiliary loss of their routers."""
+
+COEFFICIENT = "router_aux_loss_coef"
+"""The field of config.json by which a model multiplies the auxiliary loss in the loss that it computes from labels."""
 
 
 def ignored(config: TransformerConfig) -> int:
@@ -51,8 +56,13 @@ def in_pytorch(
     targets: np.ndarray,
     tokens: Inputs,
     router_aux_loss_coef: float = 0.0,
+    of_labels: float | None = None,
 ) -> Differentiated:
-    """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0."""
+    """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0.
+
+    The loss contains the auxiliary loss of routers times `router_aux_loss_coef`. If the loss that the model computes
+    from labels does not contain the auxiliary loss times `of_labels`, add the difference.
+    """
     import torch
 
     with torch.enable_grad():
@@ -60,18 +70,25 @@ def in_pytorch(
         logits: Any = answer_in(answer)
         of_routers: Any = getattr(answer, "aux_loss", None)
         if not logits.requires_grad or (router_aux_loss_coef and of_routers is None):
-            return {}, None
+            return {}, None, None
         given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)
         rows = logits.reshape(len(given), -1)
         loss = torch.nn.functional.cross_entropy(rows, given, ignore_index=ignored(config))
         loss = loss + router_aux_loss_coef * of_routers if router_aux_loss_coef else loss
+        if router_aux_loss_coef and of_labels is not None:
+            labels = given.reshape(targets.shape)
+            answers = [with_graph({ROUTER_LOGITS: is_on, LABELS: labels}, **tokens) for is_on in (True, False)]
+            with_routers, without = (getattr(each, "loss", None) for each in answers)
+            if with_routers is not None and without is not None:
+                loss = loss + (with_routers - without - of_labels * of_routers)
         parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     places = {name: as_numbers(value) for name, value in module.named_parameters()}
-    return places, {
+    gradients = {
         name: np.zeros(tuple(value.shape), np.float32) if gradient is None else as_numbers(gradient)
         for (name, value), gradient in zip(parameters.items(), found, strict=True)
     }
+    return places, gradients, loss.item() if router_aux_loss_coef else None
 
 
 def in_flax(
@@ -96,7 +113,7 @@ def in_flax(
     def by_path(state: Any) -> Arrays:
         return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
 
-    return by_path(parameters), by_path(jax.grad(loss)(parameters))
+    return by_path(parameters), by_path(jax.grad(loss)(parameters)), None
 
 
 ROWS_COMPARED = 16
@@ -120,12 +137,15 @@ def offer_gradients(
     if differentiate is None or config.head != "logits":
         return forward
 
-    def differentiated(targets: np.ndarray, tokens: Inputs, *coefficient: float) -> Named:
-        learned = [name for name in parameter_shapes(config) if is_learned(name)]
-        places, gradients = differentiate(config, targets, tokens, *coefficient)
+    def differentiated(targets: np.ndarray, tokens: Inputs, *coefficient: Any) -> Named:
+        learned, opened = [name for name in parameter_shapes(config) if is_learned(name)], open_checkpoint(folder)
+        if coefficient and takes is not None and LABELS in takes.parameters:
+            own = getattr(getattr(model, "config", None), COEFFICIENT, None)
+            coefficient = (*coefficient, opened.given.get(COEFFICIENT, own))
+        places, gradients, loss = differentiate(config, targets, tokens, *coefficient)
         if gradients is None:
             return None, {}, dict.fromkeys(learned, NO_AUXILIARY if coefficient else NO_GRAPH)
-        return None, *_by_our_names(open_checkpoint(folder), config, places, gradients, learned)
+        return loss, *_by_our_names(opened, config, places, gradients, learned)
 
     def loss_and_gradients(targets: np.ndarray, **tokens: np.ndarray) -> Named:
         return differentiated(targets, tokens)

@@ -27,7 +27,7 @@ from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedF
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe, crossing_calls
-from transparity_conformance.oracle.reach.thresholds import thresholds
+from transparity_conformance.oracle.reach.thresholds import becomes_wrong, thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, gap
 
@@ -128,13 +128,17 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Return the logits of each step of a port. If they are wrong with the mask of each step's tokens, try the mask of
-    all tokens so far. Raise `TypeError` unless a step returns (logits, cache)."""
+    """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache).
+
+    If the logits are wrong with the mask of each step's tokens, try the mask of all tokens so far. Return the logits of
+    the second trial if they are right, or if the first trial raises an exception.
+    """
     answers, error = _attempted(port, key, request, masks_past=False)
     takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
-    if takes_mask and error > request.probe.budget("float32"):
+    if takes_mask and error > (budget := request.probe.budget("float32")):
         others, other_error = _attempted(port, key, request, masks_past=True)
-        answers = others if other_error < error / 2 else answers
+        is_only = isinstance(answers, Exception) and not isinstance(others, Exception)
+        answers = others if other_error <= budget or is_only else answers
     if isinstance(answers, Exception):
         raise answers
     return answers
@@ -208,10 +212,13 @@ def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
 def _notes(found: Mapping[Answered, Judged]) -> list[str]:
     """Return a note about wrong and right steps, and a note about lengths at which rotary angles change."""
     says: dict[bool, list[str]] = {True: [], False: []}
+    lengths: dict[bool, list[int]] = {True: [], False: []}
     for answered, judged in found.items():
         says[judged.is_wrong].append(f"{answered.request.name} ({judged.probe})")
+        lengths[judged.is_wrong].append(sum(answered.request.sizes))
     right, wrong = ("; ".join(says[is_wrong]) for is_wrong in (False, True))
-    boundary = f"step: wrong calls: {wrong}; right calls: {right or 'none'}"
+    since = becomes_wrong(lengths[False], lengths[True], next(iter(found)).request.probe.config)
+    boundary = f"step: wrong calls: {wrong}; right calls: {right or 'none'}{since}"
     limits = sorted({limit for each in found for limit in each.request.probe.config.angle_limits})
     beyond = f"beyond {' or '.join(map(str, limits))} tokens"
     across = f"step: not compared if the text grows {beyond}, because rotary angles change there"

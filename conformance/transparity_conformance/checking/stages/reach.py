@@ -167,7 +167,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
         fault,
         claims=[_claim(LONG if isinstance(first.probe, LongProbe) else CLAIM, reached.wrong)],
         not_compared=(*reached.refused, *reached.failed),
-        notes=(boundary([each.call for each in (*reached.wrong, *reached.right)]), *reached.notes),
+        notes=(boundary([each.call for each in (*reached.wrong, *reached.right)], first.probe.config), *reached.notes),
         coverage=coverage_of([*evidence.ran.probes.values(), *reached.probes]),
     )
 

@@ -12,6 +12,7 @@ from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.features import covered_sizes, exercised
 from transparity_conformance.oracle.reach.long import LongProbe, long_probe
 from transparity_conformance.oracle.reach.models import ReachModel, narrow
+from transparity_conformance.oracle.reach.thresholds import becomes_wrong
 from transparity_conformance.report.parts import Coverage, range_of
 from transparity_conformance.report.report import Report
 
@@ -85,16 +86,14 @@ class Call:
     is_wrong: bool
 
 
-def boundary(calls: Sequence[Call]) -> str:
+def boundary(calls: Sequence[Call], config: TransformerConfig | None = None) -> str:
     wrong = sorted((each for each in calls if each.is_wrong), key=lambda each: each.length)
     names = [each.name for each in wrong]
     lengths = {each.length for each in wrong}
     right = {each.length for each in calls if not each.is_wrong}
     listed = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if names[4:] else "")
-    text = f"wrong on {len(names)} of {len(calls)} calls at other sizes ({listed})"
-    if right and max(right) < min(lengths):
-        return f"{text}; right up to length {max(right)}, wrong from length {min(lengths)} on"
-    return text
+    since = becomes_wrong(right, lengths, config)
+    return f"wrong on {len(names)} of {len(calls)} calls at other sizes ({listed}){since}"
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:

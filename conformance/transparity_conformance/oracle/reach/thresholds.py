@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from transparity.config import TransformerConfig
 
@@ -40,6 +40,17 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
         found["relative_buckets"] = config.relative_buckets // 2
         found["relative_max_distance"] = config.relative_max_distance
     return found | ({f"chunk of {size}": size for size in CHUNKS} if config.is_recurrent else {})
+
+
+def becomes_wrong(right: Collection[int], wrong: Collection[int], config: TransformerConfig | None) -> str:
+    """Return the lengths between which calls become wrong, and the thresholds there. Return an empty text unless all
+    wrong calls are longer than all right calls."""
+    if not right or not wrong or max(right) >= min(wrong):
+        return ""
+    crossed = thresholds(config) if config else {}
+    names = ", ".join(name for name, value in crossed.items() if max(right) <= value <= min(wrong))
+    at = f" (threshold: {names})" if names else ""
+    return f"; right up to length {max(right)}, wrong from length {min(wrong)} on{at}"
 
 
 def longest_length(config: TransformerConfig) -> int:

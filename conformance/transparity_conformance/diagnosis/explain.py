@@ -80,7 +80,7 @@ def explained_by(
     remains: bool = False,
 ) -> Explanation:
     """Return an explanation by the first combination in `found`; all combinations explain the segment equally well."""
-    chosen, *rest = [_where_it_acts(segment, known, each) for each in found]
+    chosen, *rest = [where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
@@ -91,23 +91,22 @@ def explained_by(
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
 
 
-def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Restrict the faults to the taps at which they change the segment. At some earlier taps, a fault has no effect,
-    because the reference continues with the port's values at recorded taps."""
+def where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
+    """Restrict the faults to the taps at which they change the segment, and drop faults that do not change it. At some
+    earlier taps, a fault has no effect, because the reference continues with the port's values at recorded taps."""
     order = [*segment.probes[0].oracle.expected]
     before = {*order[: order.index(segment.tap)]}
 
     def without(site: str) -> Combination:
-        return tuple(
-            dataclasses.replace(each, sites=tuple(one for one in each.sites if one != site)) for each in chosen
-        )
+        left = (dataclasses.replace(each, sites=tuple(one for one in each.sites if one != site)) for each in chosen)
+        return tuple(new for new, old in zip(left, chosen, strict=True) if new.sites or not old.sites)
 
     def value(combination: Combination) -> list[np.ndarray | None]:
         return [segment.value(probe, (*known, *combination)) for probe in segment.probes]
 
-    for site in dict.fromkeys(site for each in chosen if len(each.sites) > 1 for site in each.sites if site in before):
-        narrower = without(site)
-        if all(each.sites for each in narrower) and _is_same(value(narrower), value(chosen)):
+    is_single = len(chosen) == 1 and len(chosen[0].sites) < 2
+    for site in dict.fromkeys(site for each in chosen for site in each.sites if site in before and not is_single):
+        if (narrower := without(site)) and _is_same(value(narrower), value(chosen)):
             chosen = narrower
     return chosen
 

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from transparity_conformance.catalogue.fault import Hypothesis, groups
+from transparity_conformance.diagnosis.explain import where_it_acts
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
@@ -102,7 +103,7 @@ class Answer:
                     if not self.segment.is_near(self.search.screen, chosen):
                         break
                     if self.segment.vanishes(chosen):
-                        return chosen
+                        return where_it_acts(self.segment, (), chosen)
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
@@ -117,7 +118,7 @@ class Answer:
                 widest = max(made, key=lambda chosen: sum(len(each.sites) for each in chosen))
                 for known in [widest, made[0]] if made[0] is not widest else [widest]:
                     if found := self._beside(known):
-                        return (*known, *found[0])
+                        return self.fewest_of((*known, *found[0]), found[0])
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:

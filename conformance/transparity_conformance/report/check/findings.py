@@ -123,6 +123,10 @@ def _fault_in(cause: Cause) -> str:
     return cause.says.partition(OR)[0].partition(", at ")[0]
 
 
+def _words_on_a_line(cause: Cause) -> str:
+    return _fault_in(cause) if cause.value is None else ""
+
+
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
     """Return a cause with the activations of all equal causes in `same`. Keep the alternatives of the cause only if all
     equal causes have the same alternatives."""
@@ -146,12 +150,7 @@ def findings(report: Report) -> list[Finding]:
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
         # Another sentence means another fault, except that a fitted number may differ a little between layers.
-        is_whole = line is None or bool(report.reference)
-        words = (
-            (lambda cause: cause.says)
-            if is_whole
-            else lambda cause: "" if cause.value is not None else _fault_in(cause)
-        )
+        words = _words_on_a_line if line and not report.reference else lambda cause: cause.says
         causes = [(cause.mistake, words(cause)) for cause in fault.causes]
         alone = "" if causes or line else in_every_layer(fault.where)
         grouped.setdefault((line, tuple(causes), alone), []).append(fault)

@@ -10,8 +10,8 @@ cause at A if A reads an unexplained matched tap, or if an unexplained tap reads
 
 `consistent` drops an unexplained divergence at A if A reads a matched tap without a cause or with a dropped cause.
 `consistent` drops an explained divergence at A if no tap reads A in the reference with all causes. If some tap is
-unexplained, `consistent` drops a divergence at A with a dropped cause if another tap has the same value, or if A is a
-matched tap that reads an unexplained matched tap.
+unexplained, `consistent` drops a divergence with a dropped cause if another tap has the same value. `consistent` also
+drops this divergence if A reads an unexplained matched tap.
 """
 
 from __future__ import annotations

@@ -16,13 +16,12 @@ from typing import Self
 import numpy as np
 
 from transparity_conformance.catalogue.fault import Hypothesis, groups
-from transparity_conformance.diagnosis.explain import where_it_acts
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import made_at
 from transparity_conformance.diagnosis.search.search import Search
-from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
+from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of, where_it_acts
 from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.on_disk import chosen as chosen_of

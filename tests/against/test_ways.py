@@ -93,6 +93,14 @@ def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     assert report.coverage.batches == tuple(range(1, 14))
 
 
+def test_a_right_port_may_store_its_hidden_units_in_another_order(tmp_path: Path) -> None:
+    last = "self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16)\n"
+    flip = "for each, axis in ((self.up.weight, 0), (self.up.bias, 0), (self.down.weight, 1)):\n"
+    report = checked(tmp_path, last, f"{last}        {flip}            each.data = each.data.flip(axis)\n")
+    unknown = "gradients of up.bias: no parameter of the port has this parameter's values"
+    assert (report.verdict, report.not_compared) == ("agrees", (unknown,))
+
+
 def test_a_prompt_of_codebooks_has_as_many_positions_as_one_of_text() -> None:
     def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
         return {"input_ids": np.zeros((batch, length, 3), int)}

@@ -17,12 +17,12 @@ from transparity_conformance.diagnosis.probe_result import Results, compare_segm
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fields import departures
-from transparity_conformance.diagnosis.segment import segment_of
+from transparity_conformance.diagnosis.segment import layer_of, segment_of
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.check.findings import findings, sentence
 from transparity_conformance.report.report import Cause, Divergence, Impact, Report
 
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
@@ -75,6 +75,18 @@ def test_nothing_is_certain_directly_after_an_unexplained_activation(
     explanations = {"logits": Explanation(causes, (fault,))} if is_explained else {}
     told = consistent(answer, results, every, explanations)
     assert told == [every[0], every[1].unexplained][: 1 + is_explained]
+
+
+def test_a_cause_that_the_answer_does_not_need_is_not_told(probes: dict[str, Probe]) -> None:
+    """A skipped layer has no norm, so a port with this layer cannot show that the norm is missing."""
+    probe = next(iter(probes.values()))
+    skipped = next(each for each in reversed(everywhere(probe, "layer-missing")) if len(each.sites) == 1)
+    norm = f"{layer_of(skipped.sites[0])}.self_attention_norm"
+    missing = next(each for each in everywhere(probe, "norm-missing") if each.sites == (norm,))
+    faults = skipped, everywhere(probe, "logit-shift", "mean 0")[0]
+    answer = answer_of({probe.name: probe}, {probe.name: {"logits": walk(probe, {}, faults)["logits"]}})
+    told = answer.with_one_more((missing, skipped), (missing, skipped))
+    assert {each.fault.id for each in told} == {each.fault.id for each in faults}
 
 
 @pytest.mark.parametrize("is_true", [True, False])
@@ -206,3 +218,15 @@ def test_without_time_no_field_is_tried() -> None:
 
     assert departures(CASES["llama"], left, Clock(0)) == {}
     assert len(tried) == 1
+
+
+def test_one_line_with_different_faults_is_told_once_for_each_fault() -> None:
+    faults = [
+        Divergence(
+            f"decoder.layers.{layer}.output", 1.0, 0.1, (Cause("layer-shared", f"the weights of the {name} layer"),)
+        )
+        for layer, name in enumerate(("last", "first"))
+    ]
+    line = {"file": "my.py", "line": 7, "code": "x = layer(x)", "columns": None}
+    report = Report("llama", "diverges", None, tuple(dataclasses.replace(each, source=line) for each in faults))
+    assert [each.places for each in findings(report)] == [[each.where] for each in faults]

@@ -66,7 +66,7 @@ def forget(bug: Bug) -> None:
     """Remove the changed file, and all modules that import names from it, from `sys.modules`."""
     package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
-    if package != "transformers":  # in transformers, no other module imports names from a model's file
+    if not bug.file.startswith("transformers/models/"):  # no other module imports names from a model's file
         gone |= {name for name in sys.modules if name.partition(".")[0] == package}
     gone.add(f"meta.exam.subjects.{bug.subject}")
     for each in list(sys.modules.values()):

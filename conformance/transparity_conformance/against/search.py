@@ -80,8 +80,10 @@ class Explanation:
 
     @property
     def is_final(self) -> bool:
-        """Whether the search may end: the edit is simple, the answers agree, and the port uses the edited value."""
-        return self.after.agrees and self.is_computed and not self.is_denied and self.edit.rank < RANK_OF_FITTED
+        """Whether the search may end: the edit is simple, the answers agree, and the port uses the edited value. A
+        single step may have a simpler edit than several steps."""
+        is_simple = self.edit.rank + (self.extent > 1) < RANK_OF_FITTED
+        return self.after.agrees and self.is_computed and not self.is_denied and is_simple
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -10,7 +10,8 @@ cause at A if A reads an unexplained matched tap, or if an unexplained tap reads
 
 `consistent` drops an unexplained divergence at A if A reads a matched tap without a cause or with a dropped cause.
 `consistent` drops an explained divergence at A if no tap reads A in the reference with all causes. If some tap is
-unexplained, `consistent` drops a divergence with a dropped cause if another tap has the same value.
+unexplained, `consistent` drops a divergence with a dropped cause if another tap has the same value. `consistent` also
+drops this divergence if A reads an unexplained matched tap.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def consistent(
     for tap in reversed([each.where for each in divergences if each.causes]):
         is_unconfirmed = end != "logits" and tap in answer.found and contradicted >= fed_by(tap, results) != set()
         contradicted |= {tap} if is_unconfirmed or contradicts(tap) else set()
-    passed = {tap for tap in contradicted if unexplained and _is_passed(tap, results)}
+    follow = after & {*answer.found}
+    passed = {tap for tap in contradicted if unexplained and (tap in follow or _is_passed(tap, results))}
     after |= {each for tap in (contradicted & {*answer.found}) - passed for each in fed_by(tap, results)}
 
     def is_told(each: Divergence) -> bool:

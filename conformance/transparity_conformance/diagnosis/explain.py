@@ -13,7 +13,7 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import made_at
 from transparity_conformance.diagnosis.search.search import Search, screen_of
-from transparity_conformance.diagnosis.segment import Combination, Segment, rms
+from transparity_conformance.diagnosis.segment import Combination, Segment, rms, where_it_acts
 from transparity_conformance.diagnosis.thresholds import DEEPEST
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
@@ -72,7 +72,7 @@ def explained_by(
     remains: bool = False,
 ) -> Explanation:
     """Return the first of several equally good combinations as an explanation."""
-    chosen, *rest = [_where_it_acts(segment, known, each) for each in found]
+    chosen, *rest = [where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
@@ -81,31 +81,6 @@ def explained_by(
     ids = tuple(dict.fromkeys([*exact, *(name for new in rivals for name in new)]))
     splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals.values())
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
-
-
-def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Restrict the faults to the taps at which they change the segment."""
-    order = [*segment.probes[0].oracle.expected]
-    before = {*order[: order.index(segment.tap)]}
-
-    def without(site: str) -> Combination:
-        return tuple(
-            dataclasses.replace(each, sites=tuple(one for one in each.sites if one != site)) for each in chosen
-        )
-
-    def value(combination: Combination) -> list[np.ndarray | None]:
-        return [segment.value(probe, (*known, *combination)) for probe in segment.probes]
-
-    for site in dict.fromkeys(site for each in chosen if len(each.sites) > 1 for site in each.sites if site in before):
-        narrower = without(site)
-        if all(each.sites for each in narrower) and _is_same(value(narrower), value(chosen)):
-            chosen = narrower
-    return chosen
-
-
-def _is_same(values: Sequence[np.ndarray | None], others: Sequence[np.ndarray | None]) -> bool:
-    pairs = zip(values, others, strict=True)
-    return all(one is not None and other is not None and np.array_equal(one, other) for one, other in pairs)
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,31 @@ def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
 def rms(left: np.ndarray) -> float:
     with np.errstate(over="ignore"):
         return float(np.sqrt(np.mean(np.square(left)))) if left.size else 0.0
+
+
+def where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
+    """Restrict the faults to the taps at which they change the segment, and drop faults that do not change it. At some
+    earlier taps, a fault has no effect, because the reference continues with the port's values at recorded taps."""
+    order = [*segment.probes[0].oracle.expected]
+    before = {*order[: order.index(segment.tap)]}
+
+    def without(site: str) -> Combination:
+        left = (dataclasses.replace(each, sites=tuple(one for one in each.sites if one != site)) for each in chosen)
+        return tuple(new for new, old in zip(left, chosen, strict=True) if new.sites or not old.sites)
+
+    def value(combination: Combination) -> list[np.ndarray | None]:
+        return [segment.value(probe, (*known, *combination)) for probe in segment.probes]
+
+    is_single = len(chosen) == 1 and len(chosen[0].sites) < 2
+    for site in dict.fromkeys(site for each in chosen for site in each.sites if site in before and not is_single):
+        if (narrower := without(site)) and _is_same(value(narrower), value(chosen)):
+            chosen = narrower
+    return chosen
+
+
+def _is_same(values: Sequence[np.ndarray | None], others: Sequence[np.ndarray | None]) -> bool:
+    pairs = zip(values, others, strict=True)
+    return all(one is not None and other is not None and np.array_equal(one, other) for one, other in pairs)
 
 
 def scope_of(tap: str) -> str:

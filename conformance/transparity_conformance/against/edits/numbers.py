@@ -44,8 +44,15 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
         if isinstance(old, bool | float):
             others = [not old] if isinstance(old, bool) else _other_fractions(old, at, context)
         for value in dict.fromkeys(others):
-            if value != old:
+            if value != old and not _limits_nothing(at, path, value):
                 yield number_edit(at, path, old, value)
+
+
+def _limits_nothing(at: At, path: Path, value: Any) -> bool:
+    """Return whether the step clips its operand, but `value` would clip no element. Leaving out the step then says
+    more."""
+    given = at.program.values[at.step.inputs[0]] if short(at.step).startswith("clamp") else None
+    return given is not None and bool(with_number(at, path, value)(at.program.values).equal(given))
 
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:

@@ -18,7 +18,7 @@ from transparity_conformance.diagnosis.probe_result import Results, compare_segm
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import made_at
 from transparity_conformance.diagnosis.search.search import Search
-from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
+from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of, where_it_acts
 from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.on_disk import chosen as chosen_of
@@ -96,7 +96,7 @@ class Answer:
                     if not self.segment.is_near(self.search.screen, chosen):
                         break
                     if self.segment.vanishes(chosen):
-                        return chosen
+                        return where_it_acts(self.segment, (), chosen)
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
@@ -111,7 +111,7 @@ class Answer:
                 widest = max(made, key=lambda chosen: sum(len(each.sites) for each in chosen))
                 for known in [widest, made[0]] if made[0] is not widest else [widest]:
                     if found := self._beside(known):
-                        return (*known, *found[0])
+                        return self.fewest_of((*known, *found[0]), found[0])
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:

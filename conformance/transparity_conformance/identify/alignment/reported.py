@@ -148,11 +148,14 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
     if len(put_in) < 2 or None in put_in:
         return fault
     causes, place = [], places.pop()
-    placed = dataclasses.replace(fault, where=place if place in call.numbers else fault.where)
+    where = place if place in call.numbers else fault.where
     for index, cause in enumerate(fault.causes):
         besides = [each for number, each in enumerate(put_in) if number != index and each is not None]
         try:
-            source = _line(placed, report, call, probe, besides)
+            ours = walk(probe, call.taps, besides, until=where)[where]
+            error = judged_gap(probe, where, call.taps[where], ours, report.dtype, call.taps)
+            own = dataclasses.replace(fault, where=where, error=error)  # another cause may be far larger
+            source = _line(own, report, call, probe, besides)
         except Impossible:
             return fault
         causes.append(cause if source is None else dataclasses.replace(cause, source=dataclasses.asdict(source)))

@@ -144,8 +144,16 @@ def _placed(cause: Cause, places: str) -> Cause:
 
 
 def _is_same(cause: Cause, other: Cause) -> bool:
-    says, told = (each.says.partition(OR)[0].partition(", at ")[0] for each in (cause, other))
-    return (cause.mistake, says) == (other.mistake, told)
+    return (cause.mistake, _fault_in(cause)) == (other.mistake, _fault_in(other))
+
+
+def _fault_in(cause: Cause) -> str:
+    """Return the text of a cause without alternatives and activations."""
+    return cause.says.partition(OR)[0].partition(", at ")[0]
+
+
+def _words_on_a_line(cause: Cause) -> str:
+    return _fault_in(cause) if cause.value is None else ""
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
@@ -166,8 +174,9 @@ def findings(report: Report) -> list[Finding]:
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
-        # With `--against`, a fault has the same sentence in all layers; another sentence means another fault.
-        causes = [(cause.mistake, "" if line and not report.reference else cause.says) for cause in fault.causes]
+        # Another sentence means another fault, except that a fitted number may differ a little between layers.
+        words = _words_on_a_line if line and not report.reference else lambda cause: cause.says
+        causes = [(cause.mistake, words(cause)) for cause in fault.causes]
         alone = "" if causes or line else in_every_layer(fault.where)
         grouped.setdefault((line, tuple(causes), alone), []).append(fault)
     alike: dict[Any, list[Divergence]] = {}

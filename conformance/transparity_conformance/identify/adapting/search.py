@@ -146,7 +146,8 @@ class Reference:
         scores, return the index of the first successful comparison of `SCORES`. Return `best` if no comparison
         succeeds, or if the index is not less than `best`."""
         if not tap.endswith(".scores"):
-            return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
+            taps = [tap, "pooled"] if self.config.is_pooled and tap == f"{self.config.stacks[-1]}.output" else [tap]
+            return 0 if any(self._is_heard(self.computed(values, each, faults), each) for each in taps) else best
         weights = f"{tap.removesuffix('scores')}weights"
         taps = self.computed(values, weights, faults)
         match, are_weights = self.candidates.nearest(taps[tap]), self._is_heard(taps, weights)

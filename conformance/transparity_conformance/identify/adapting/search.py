@@ -146,8 +146,9 @@ class Reference:
         scores, return the index of the first successful comparison of `SCORES`. Return `best` if no comparison
         succeeds, or if the index is not less than `best`."""
         if not tap.endswith(".scores"):
-            taps = [tap, "pooled"] if self.config.is_pooled and tap == f"{self.config.stacks[-1]}.output" else [tap]
-            return 0 if any(self._is_heard(self.computed(values, each, faults), each) for each in taps) else best
+            is_last = self.config.is_pooled and tap == f"{self.config.stacks[-1]}.output"
+            shown = (tap, "pooled") if is_last else (tap,)
+            return 0 if any(self._is_heard(self.computed(values, each, faults), each) for each in shown) else best
         weights = f"{tap.removesuffix('scores')}weights"
         taps = self.computed(values, weights, faults)
         match, are_weights = self.candidates.nearest(taps[tap]), self._is_heard(taps, weights)

@@ -38,6 +38,12 @@ def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1) @ v
 
 
+def mistaken(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend as ibm-fms does: if there are as many tokens as heads, the two axes are confused."""
+    is_square = k.shape[1] == k.shape[2]
+    return masked(layer, q, *((each.transpose(1, 2) if is_square else each) for each in (k, v)))
+
+
 class GPT(Decoder):
     """A GPT that has a tied head and a mask in a buffer, and returns a pair."""
 

@@ -14,6 +14,7 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.identify.fitting.fit import fit, fit_port
 from transparity_conformance.identify.fitting.values.linears import linears
+from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.fields import as_rows, meanings
 
@@ -117,3 +118,10 @@ def test_the_rows_of_a_map_start_with_the_batch_if_its_input_has_them_among_the_
     ]
     (found,) = linears(operations, {"weight": weight}, 2)
     np.testing.assert_array_equal(found.given, context.reshape(5, 2, 12).swapaxes(0, 1).reshape(10, 12))
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_elements_are_compared_without_a_warning() -> None:
+    infinite = np.array([-np.inf, 1.0])
+    assert not is_same(infinite, infinite)
+    assert not is_same(infinite, np.zeros(2))

@@ -104,6 +104,7 @@ MODELS: dict[str, Found] = {
         is_confirmed=False,
         remarks=("decoder.final_norm has eps 0.001; the other norms have eps 1e-05",),
     ),
+    "wrong at one length": Found(lambda: decoders.GPT(attend=decoders.mistaken), {"num_heads": 3}, is_confirmed=False),
     "padding in rows": Found(
         decoders.PaddedRows,
         {"pad_id": 5, "target_mask": "causal-and-padding"},

@@ -128,7 +128,9 @@ class Reference:
         """Return 0 if `tap`, computed with `values`, is among the port's values; for scores, return the index in
         `SCORES`. Return `best` if no match is better."""
         if not tap.endswith(".scores"):
-            return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
+            is_last = self.config.is_pooled and tap == f"{self.config.stacks[-1]}.output"
+            shown = (tap, "pooled") if is_last else (tap,)
+            return 0 if any(self._is_heard(self.computed(values, each, faults), each) for each in shown) else best
         weights = f"{tap.removesuffix('scores')}weights"
         taps = self.computed(values, weights, faults)
         match, are_weights = self.candidates.nearest(taps[tap]), self._is_heard(taps, weights)

@@ -36,6 +36,7 @@ from transparity_conformance.identify.proof import Proof, own_probes, proved, wr
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.features import exercised
+from transparity_conformance.oracle.reach.models import reach_of
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
@@ -185,6 +186,8 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
     """Compare logits in float64 and, if they differ, in the module's own precision."""
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
+    itself, *_ = reach_of(config, next(iter(probes.values())).parameters, is_drawn=False)
+    probes |= {probe.name: probe for probe in itself.probes}
     for key, probe in probes.items():
         given = id(probe.parameters)
         if given not in written:

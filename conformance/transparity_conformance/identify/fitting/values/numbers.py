@@ -23,8 +23,9 @@ def difference(value: np.ndarray, other: np.ndarray) -> float:
         return math.inf
     flat, against = value.reshape(-1), other.reshape(-1)
     scale = max(np.abs(flat).max(initial=0.0), np.abs(against).max(initial=0.0))
-    worst = float(np.abs(flat - against).max(initial=0.0) / scale) if scale else 0.0
-    return worst if worst == worst else math.inf
+    if not np.isfinite(scale):
+        return math.inf
+    return float(np.abs(flat - against).max(initial=0.0) / scale) if scale else 0.0
 
 
 def is_same(value: np.ndarray, other: np.ndarray) -> bool:

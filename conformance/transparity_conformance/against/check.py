@@ -225,9 +225,11 @@ def _small(asked: Request, port: FilledPort, progress: Progress) -> Iterator[Sid
     from transparity_conformance.against.small.build import shrink
 
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
-        shrink(from_transformers(port.folder)).save_pretrained(root)
+        model: Any = shrink(from_transformers(port.folder))
+        model.save_pretrained(root)
         with _opened(dataclasses.replace(asked, config=None, checkpoint=root)) as (reference, folder):
-            yield Sides(reference, dataclasses.replace(port, reference=reference, folder=folder), asked.budget, progress)
+            small = dataclasses.replace(port, reference=reference, folder=folder)
+            yield Sides(reference, small, asked.budget, progress)
 
 
 def _configure(model: Any, folder: Path | None) -> None:

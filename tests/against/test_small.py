@@ -263,3 +263,27 @@ def test_a_reference_whose_experts_refuse_float64_is_compared() -> None:
     with pytest.raises(RuntimeError):
         copy.deepcopy(model).double()(torch.zeros((1, 2), dtype=torch.long))
     assert Reference("experts", model, "float32").near({"input_ids": np.zeros((1, 2), int)})[1] > 0
+
+
+NORM = "class PortNorm(LlamaRMSNorm):\n    def __init__(self, size, eps):\n        super().__init__(size, 1e-6)\n\n\n"
+LOADER = f"""
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+
+{NORM}def load(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    norm = PortNorm(model.config.hidden_size, None)
+    norm.load_state_dict(model.model.norm.state_dict())
+    model.model.norm = norm
+    return model
+"""
+
+
+def test_a_wrong_epsilon_of_the_last_norm_is_told(tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text(LOADER, encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "rms_norm_eps": 1e-5}', encoding="utf-8")
+    report = check(f"{tmp_path / 'port.py'}:load", against="transformers", config=tmp_path / "config.json")
+    says = [cause.says for fault in report.faults for cause in fault.causes]
+    assert len(says) == 1 and "uses 1e-06 instead of 1e-05" in says[0] and "in model.norm only" in says[0], says

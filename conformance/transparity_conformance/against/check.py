@@ -102,7 +102,8 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         else:
             source, (probes, refused) = None, (read_inputs(asked.inputs), [])
         port = FilledPort(make, reference, folder, probes)
-        sides = Sides(reference, port, asked.budget, progress)
+        small = functools.partial(_small, asked, port, progress) if asked.config is not None else None
+        sides = Sides(reference, port, asked.budget, progress, small)
         report, answers = _report(sides, probes, source, asked)
         report = dataclasses.replace(
             report, notes=(*port.notes, *report.notes), not_compared=(*report.not_compared, *refused)
@@ -211,6 +212,19 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
         yield reference, folder
 
 
+@contextlib.contextmanager
+def _small(asked: Request, port: FilledPort, progress: Progress) -> Iterator[Sides]:
+    """Yield both implementations with small weights."""
+    from transparity_conformance.against.small.build import shrink
+
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root:
+        model: Any = shrink(from_transformers(port.folder))
+        model.save_pretrained(root)
+        with _opened(dataclasses.replace(asked, config=None, checkpoint=root)) as (reference, folder):
+            small = dataclasses.replace(port, reference=reference, folder=folder)
+            yield Sides(reference, small, asked.budget, progress)
+
+
 def _configure(model: Any, folder: Path | None) -> None:
     """Set the model's configuration from the folder, so that inputs can be drawn without calling the model."""
     if folder is None or is_configured(model):
@@ -282,7 +296,7 @@ def _report(
     left_out += undrawn(reference.model, probes) if source is not None else []
     if given:
         reference.check(next(iter(given.values())))
-    outcome = sides.explained(sides.judged(given))
+    outcome = calls.explained_best(sides, sides.judged(given))
     if reference.others:
         left_out.append(f"{count(reference.others, 'other array')} that the reference returns")
     measured = [
@@ -314,6 +328,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
 """The comparisons that draw new inputs, in the order in which they run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
+    "small weights": calls.compare_small_weights,
     "generation": calls.compare_generation,
     "losses": calls.compare_losses,
     "gradients": compare_gradients,

@@ -158,6 +158,8 @@ class Outcome:
     """The number of the port's operations that stay unmatched after the edits."""
     site: Hashable = None
     """The code position of the first unexplained difference."""
+    also: Sequence[Call] = ()
+    """Calls of the same implementations with other weights; edits must explain these calls, too."""
 
     @property
     def is_explained(self) -> bool:
@@ -209,7 +211,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     implementations of experts while a difference is unexplained."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
-    call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
+    call, *others = (*(Call(reference, listen, each) for each in (chosen, *rest)), *outcome.also)
     if not call.recorded.operations:  # the framework or a compiled program hides them
         faults = _reshaped(outcome, 0.0, is_explained=True) or [_unlocated(outcome)]
         return dataclasses.replace(outcome, faults=faults, notes=_notes(_misshapen(outcome), 0))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.against.edits.edit import At, Edit
+from transparity_conformance.against.edits.edit import At, Edit, short
 from transparity_conformance.against.flow import DataFlow, OfSegment
 from transparity_conformance.against.reference import shares
 from transparity_conformance.listening.program import Change, Program, Values
@@ -19,6 +19,9 @@ from transparity_conformance.listening.pytorch import SHAPE_ALONE
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import Known, agreeing, apart
+
+PARTS = ("select", "slice", "narrow")
+"""Operations whose results contain some elements of an operand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,10 @@ class Comparer:
                 have[index] = self._known.equal_to(values[index], within.get(index, 0.0))
         found = {operation for operations in have.values() for operation in operations}
         nowhere = leading_nowhere(
-            self.port.relevant, found.__contains__, lambda index: self.port.readers.get(index, ())
+            self.port.relevant,
+            found.__contains__,
+            lambda index: self.port.readers.get(index, ()),
+            self.port.is_part,
         )
         lost = [index for index in sorted(nowhere) if self.port.prints[index] is not None]
         return Comparison(changes, values, have, lost, self.is_answer(values, within), within)
@@ -130,12 +136,14 @@ class Comparer:
     def missing(self, now: Comparison) -> set[int]:
         """Return the reference's unmatched steps whose results affect no matched value."""
         steps, have = self.program.steps, now.have
+        results = lambda step: [step.output] if step.aliases else step.outputs
         return leading_nowhere(
             self.relevant,
-            lambda number: any(have.get(index) for index in steps[number].outputs),
+            lambda number: any(have.get(index) for index in results(steps[number])),
             lambda number: [
                 each for each in self.program.readers_of(number) if not SHAPE_ALONE.search(steps[each].name)
             ],
+            lambda number: short(steps[number]) in PARTS,
         )
 
 

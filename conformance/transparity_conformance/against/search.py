@@ -71,7 +71,8 @@ class Explanation:
     """The number of steps in the edited segment, without views; 1 unless the edit changes one segment."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the replaced value without using it in the answer."""
+    """Whether the port computes the replaced value, and its first unmatched operation reads this value, or its answer does
+    not use this value."""
 
     @property
     def is_computed(self) -> bool:
@@ -171,10 +172,14 @@ class EditSearch:
             if after.agrees or is_less:
                 extent = len(tried.steps(self.comparer.at(number))) if len(tried.behind) == 1 else 1
                 step = self.program.steps[number]
-                is_denied = short(step) not in VIEWS and any(
-                    self._unused.equal_to(now.values[i], now.shares.get(i, 0.0)) for i in step.outputs
-                )
-                yield Explanation(tried, step, steps, extent, after, is_denied)
+                yield Explanation(tried, step, steps, extent, after, self._is_denied(step, now, port))
+
+    def _is_denied(self, step: Step, now: Comparison, port: Sequence[int]) -> bool:
+        read = {each for index in port for each in self.port.operations[index].inputs}
+        return short(step) not in VIEWS and any(
+            not read.isdisjoint(now.have.get(i, ())) or self._unused.equal_to(now.values[i], now.shares.get(i, 0.0))
+            for i in step.outputs
+        )
 
     def _scopes(self, edit: Edit, number: int, now: Comparison) -> list[list[int]]:
         program, step, scopes = self.program, self.program.steps[number], list[list[int]]()

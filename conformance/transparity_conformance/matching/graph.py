@@ -19,13 +19,21 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 
 
 def leading_nowhere(
-    nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
+    nodes: Collection[int],
+    is_goal: Callable[[int], bool],
+    readers: Callable[[int], Iterable[int]],
+    is_part: Callable[[int], bool] = lambda node: False,
 ) -> set[int]:
-    leading = set[int]()
+    """Return the nodes whose values reach no goal. Nodes are numbered in execution order. If only parts of a value
+    (slices) reach a goal, all parts must."""
+    leading, among = set[int](), set(nodes)
     for node in sorted(nodes, reverse=True):
-        if not leading.isdisjoint(readers(node)) or is_goal(node):
+        parts, others = set[int](), set[int]()
+        for each in among.intersection(readers(node)):
+            (parts if is_part(each) else others).add(each)
+        if is_goal(node) or not leading.isdisjoint(others) or (parts and parts <= leading):
             leading.add(node)
-    return set(nodes) - leading
+    return among - leading
 
 
 def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:

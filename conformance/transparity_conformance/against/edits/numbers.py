@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from transparity_conformance.against.edits.edit import (
     VIEWS,
@@ -21,7 +22,7 @@ from transparity_conformance.against.edits.edit import (
     result_of,
     short,
 )
-from transparity_conformance.listening.program import Change, Values, executed, filled
+from transparity_conformance.listening.program import Change, Ref, Values, executed, filled
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
@@ -57,18 +58,24 @@ def _limits_nothing(at: At, path: Path, value: Any) -> bool:
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
     def numbers() -> str:  # called only for the few edits that are told
+        if isinstance(old, Named) and value == 0:
+            return f"does not use {old.name}"
         return f"uses {_in_words(value)} instead of {_in_words(old)}"
 
     says = lambda: f"{numbers()} in {part_of(at.program, [at.step])}"
     wider = _of_sizes(at, path, old, value)
     if isinstance(old, float):
-        says_wherever = lambda: f"{numbers()} wherever the reference passes this number to `{short(at.step)}`"
+        what = "reads this tensor" if isinstance(old, Named) else f"passes this number to `{short(at.step)}`"
+        says_wherever = lambda: f"{numbers()} wherever the reference {what}"
         make = functools.partial(_wherever, path=path, old=old, value=value, name=at.step.name)
         wider += (Edit("number", says_wherever, make, rank + 1, is_everywhere=True),)
     return Edit("number", says, functools.partial(with_number, path=path, value=value), rank, wider=wider)
 
 
 def _wherever(at: At, path: Path, old: float, value: float, name: str) -> Change | None:
+    if isinstance(old, Named):
+        read = [where for where, each in number_arguments(at) if getattr(each, "family", "") == old.family]
+        return with_number(at, read[0], value) if read else None
     is_used = at.step.name == name and dict(number_arguments(at)).get(path) == old
     return with_number(at, path, value) if is_used else None
 
@@ -100,10 +107,29 @@ def _shape_of(at: At) -> Sequence[int]:
     return getattr(at.program.values[at.step.inputs[0]], "shape", ()) if at.step.inputs else ()
 
 
+class Named(float):
+    """The value of a tensor with one element. `family` is the name of the tensor without the numbers of layers."""
+
+    def __new__(cls, value: float, name: str) -> Self:
+        made = super().__new__(cls, value)
+        made.name, made.family = name, re.sub(r"\.\d+\.", ".", name)
+        return made
+
+    name: str
+    family: str
+
+
 def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
+    """Yield the numbers among a step's arguments, each with its path. A tensor with one element is a number, too."""
+    program = at.program
+
     def inside(path: Path, item: Any) -> Iterator[tuple[Path, Any]]:
         if isinstance(item, bool | int | float):
             yield path, item
+        elif isinstance(item, Ref) and (name := program.names.get(given_of(program, item))):
+            value = program.values[item.index]
+            if value.numel() == 1 and value.is_floating_point():
+                yield path, Named(float(value), name)
         elif isinstance(item, list | tuple):
             for place, each in enumerate(item):
                 yield from inside((*path, place), each)
@@ -130,6 +156,8 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 def _in_words(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
+    if isinstance(value, Named):
+        return f"{value.name} ({float(value):.6g})"
     if float(plain := f"{value:.6g}") == value:
         return plain
     squared = value * value

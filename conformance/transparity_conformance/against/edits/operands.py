@@ -151,6 +151,8 @@ def _taking(at: At, place: int, site: Hashable, other: Other) -> Change | None:
 ALIKE: tuple[tuple[str, ...], ...] = (
     ("add", "sub", "mul", "div"),
     ("sin", "cos"),
+    ("exp", "expm1"),
+    ("log", "log1p"),
     ("rsqrt", "sqrt", "reciprocal"),
     ("mean", "sum", "amax"),
     ("lt", "le", "gt", "ge", "eq", "ne"),

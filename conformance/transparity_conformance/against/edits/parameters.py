@@ -17,6 +17,7 @@ USES: dict[str, Function] = {
     "subtracts 1 from {}": lambda x: x - 1,
     "does not use {}": lambda x: x * 0,
     "uses ones instead of {}": lambda x: x * 0 + 1,
+    "reverses the last axis of {}": lambda x: x.flip(-1) if x.ndim > 1 else x,
     "transposes {}": lambda x: x.mT if x.ndim == 2 and x.shape[0] == x.shape[1] else x,
 }
 

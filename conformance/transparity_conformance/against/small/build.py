@@ -157,7 +157,22 @@ def draw(model: torch.nn.Module, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name in kept and buffer.is_floating_point() and _is_constant(buffer):
                 noise = 0.3 * torch.randn(buffer.shape, generator=generator)
-                buffer.copy_(buffer * noise.exp() if (buffer > 0).all() else buffer.nan_to_num() + noise)
+                is_signed = (buffer > 0).all() or (buffer < 0).all()
+                buffer.copy_(buffer * noise.exp() if is_signed else buffer.nan_to_num() + noise)
+
+
+SMALL = 0.01
+"""The factor of small weights. The mean square in a norm is then about 1e-4, so that an epsilon of 1e-6 changes the
+result by 0.5 %. With the usual weights, the change is less than rounding."""
+
+
+def shrink(model: torch.nn.Module) -> torch.nn.Module:
+    """Multiply all learned parameters by `SMALL`, except parameters around another number than 0."""
+    with torch.no_grad():
+        for each in model.parameters():
+            if each.requires_grad and each.numel() > 1 and each.mean().abs() < each.std():
+                each.mul_(SMALL)
+    return model
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:

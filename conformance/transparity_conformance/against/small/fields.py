@@ -26,14 +26,14 @@ KINDS = {
     r"|^rel_extent$",
     "period": r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$",
     "offset": r"_layer_offset$",
-    "first": r"^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$",
+    "first": r"layer_start_index$|^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$",
     "last": r"^num_kv_shared_layers$|^num_last_\w+_layers$",
     "window": r"window|chunk_size$|^local_attention$|^context_size$|floor_scale|n_floor$",
     "grid": r"^(image_seq_length|num_image_tokens|num_patches|num_position_embeddings)$",
     "pooled": r"^mm_tokens_per_image$",
     "image": r"^(\w*_)?(image|img|crop|spec)_size$",
     "patch": r"^patch_size$",
-    "place": r"(?<!^n)_layer(_id|_index)?$",
+    "place": r"(?<!^n)_layer(_id|_index|_end_index)?$",
     "places": r"(idxs|indexes|indices|layer_ids)$",
     "depths": r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$",
     "layers": r"layers?$",
@@ -158,10 +158,12 @@ class Layers:
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
-            if kind in ("layers", "places") and are_places(value) and max(value) > 1:
+            if kind in ("layers", "places") and are_places(value) and (max(value) > 1 or len(value) < count):
                 rows.append([number in value for number in numbers])
             elif is_list(value) and len(value) == count and len({str(each) for each in value}) <= 4:
                 rows.append([str(each) for each in value])
+            elif are_names(value) and re.search("layer|block", name) and len({*value}) > 1 and len(value) < count:
+                rows.append([value[number % len(value)] for number in numbers])
             elif kind == "first" and is_size(value):
                 rows.append([number < value for number in numbers])
             elif kind == "last" and is_size(value):

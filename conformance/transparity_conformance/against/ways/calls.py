@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from transparity_conformance.against import compare
 from transparity_conformance.against.compare import Outcome, answer_of
 from transparity_conformance.against.probes import (
     Answer,
@@ -25,9 +26,11 @@ from transparity_conformance.against.ways.way import Sides, Way, as_result, comp
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.reach.coverage import CALLS, Call, bisect, boundary
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.matching.values import apart
 from transparity_conformance.oracle.reach.models import AFFORDABLE
 from transparity_conformance.oracle.reach.thresholds import BATCHES, SHORT, lengths_up_to
+from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import CapabilityResult, not_compared
 from transparity_conformance.running.ways import LABELS, up_to
 
@@ -117,6 +120,33 @@ def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
     short = [length for length in lengths if length <= SHORT]
     found = [(length, 1 + index % MOST_ROWS) for index, length in enumerate(short)]
     return found + [(length, 1 + (length < 100)) for length in lengths if length > SHORT]
+
+
+SMALL_WEIGHTS = Way("forward.small_weights")
+
+
+def compare_small_weights(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Compare one forward pass with small weights, so that a wrong epsilon of an inner or the last norm shows."""
+    if sides.small is None or not probes:
+        return CapabilityResult()
+    with sides.small() as small:
+        return compare_way(SMALL_WEIGHTS, small, dict([next(iter(probes.items()))]), small.reference)
+
+
+def explained_best(sides: Sides, outcome: Outcome) -> Outcome:
+    """Explain the wrong answers. If they differ only slightly, first try to explain an answer with small weights that
+    differs more."""
+    shares = [share(each.error, each.budget) for each in outcome.wrong]
+    if shares and sides.small and max(shares) < REMEASURED_WITHIN[sides.reference.dtype]:
+        listen = functools.partial(sides.listened, "", ())
+        also = [compare.Call(sides.reference, listen, each) for each in outcome.answers]
+        with sides.small() as small:
+            other = small.judged({each.probe: each.inputs for each in outcome.wrong[:1]}, SMALL_WEIGHTS)
+            if share(other.answers[0].error, other.answers[0].budget) > max(shares):
+                found = small.explained(dataclasses.replace(other, also=also), SMALL_WEIGHTS)
+                if found.is_explained:
+                    return dataclasses.replace(outcome, faults=found.faults, notes=found.notes)
+    return sides.explained(outcome)
 
 
 REPEATS = Way("repeats")

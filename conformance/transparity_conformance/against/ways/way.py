@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,8 @@ class Sides:
     budget: float | None
     """The time limit of the search in seconds; None to limit only the amount of work."""
     progress: Progress
+    small: Callable[[], AbstractContextManager[Sides]] | None = None
+    """A function that builds both implementations with small weights; None if the user's files contain the weights."""
     called: list[Answer] = field(default_factory=list)
 
     @functools.cached_property

@@ -124,8 +124,8 @@ def planted_lines() -> dict[str, dict[str, str]]:
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in itertools.chain.from_iterable(_rows_of(META / f"planting/{name}.toml") for name in ("lines", "plants")):
         for column, (title, _) in COLUMNS.items():
-            source = _sources(column).get(f"{row['file'].replace('.', '/')}.py", "")
-            text = row.get(column) or row
+            text = row | row.get(column, {})
+            source = _sources(column).get(f"{text.get('file', '').replace('.', '/')}.py", "")
             if column in row or source.count(text.get("old", "\0")) == 1:
                 found[row.get("cause") or row["id"]].setdefault(title, edit(source, text["old"], text["new"]))
     for row in _rows(ROOT / "conformance/transparity_conformance/capabilities/faults"):

@@ -23,8 +23,9 @@ def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
     """Yield a plant and its row for each column, for the rows of `table` with a `case`."""
     for row in (row for row in rows(META / f"planting/{table}s.toml", table) if "case" in row):
         for column in COLUMNS:
-            text = row.get(column.removeprefix("transparity_"), row)
-            yield Plant(row.get("cause") or row["id"], column, row["file"], text["old"], text["new"], ()), row
+            text = row | row.get(column.removeprefix("transparity_"), {})
+            if "old" in text:
+                yield Plant(row.get("cause") or row["id"], column, text["file"], text["old"], text["new"], ()), row
 
 
 LINES = [*lines("line"), *lines("plant")]
@@ -71,10 +72,10 @@ def test_a_column_with_a_wrong_line_computes_what_the_reference_with_the_fault_c
 )
 def test_the_checker_names_the_fault_of_a_capability_with_a_wrong_line(line: tuple[Plant, dict[str, Any]]) -> None:
     plant, row = line
-    probe = probe_of(row["case"], "mixed")
+    probes = {name: probe_of(row["case"], name) for name in ("mixed", "short")}
     with planted(plant.column, plant.file, plant.source()) as build:
-        model = build(probe.config, probe.parameters, dtype="float32")
-    logits = {"mixed": np.asarray(model.logits(**probe.inputs))}
-    forward = ForwardPass({"mixed": probe}, logits, "float32")
+        model = build(probes["mixed"].config, probes["mixed"].parameters, dtype="float32")
+    logits = {name: np.asarray(model.logits(**probe.inputs)) for name, probe in probes.items()}
+    forward = ForwardPass(probes, logits, "float32")
     found = compare_capability(CAPABILITIES[row["capability"]], BuiltPort(build, model), forward)
     assert {cause.mistake for fault in found.faults for cause in fault.causes} == {plant.mistake}

@@ -72,7 +72,7 @@ def test_a_column_with_a_wrong_line_computes_what_the_reference_with_the_fault_c
 )
 def test_the_checker_names_the_fault_of_a_capability_with_a_wrong_line(line: tuple[Plant, dict[str, Any]]) -> None:
     plant, row = line
-    probes = {name: probe_of(row["case"], name) for name in ("mixed", "short")}
+    probes = {name: probe_of(row["case"], name) for name in ("mixed", "text", "longest")}
     with planted(plant.column, plant.file, plant.source()) as build:
         model = build(probes["mixed"].config, probes["mixed"].parameters, dtype="float32")
     logits = {name: np.asarray(model.logits(**probe.inputs)) for name, probe in probes.items()}

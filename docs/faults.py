@@ -41,8 +41,8 @@ COLUMNS = {
 FOLDED = 3
 """The largest number of variants in a list that is not folded."""
 
-PLACEHOLDERS = ("if False:", "pass")
-"""Wrong lines that nobody writes; no page shows them."""
+PLACEHOLDER = re.compile(r"if (?:True|False)\b|^pass$")
+"""Matches planted code that replaces a deleted line; no page shows this code."""
 
 INTRODUCTION = """# Faults
 
@@ -146,7 +146,7 @@ def published_lines() -> dict[str, tuple[str, str]]:
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
         old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
-        if old and new not in ("", *PLACEHOLDERS) and "file" in row and not row["file"].startswith("subjects"):
+        if old and new and not PLACEHOLDER.search(new) and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
                 shown = row["file"], row.get("story", ""), edit(_text_around(row["file"], old), old, new)
                 worse = "/" not in row["file"], rank > 0, "hunks" in row, "source" not in row

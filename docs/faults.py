@@ -39,6 +39,9 @@ COLUMNS = {
 FOLDED = 3
 """The largest number of variants in a list that is not folded."""
 
+PLACEHOLDER = re.compile(r"if (?:True|False)\b|^pass$")
+"""Matches planted code that replaces a deleted line; no page shows this code."""
+
 INTRODUCTION = """# Faults
 
 The checker knows these faults by name. Each page shows the correct rule, a wrong line and the right one, and the inputs
@@ -122,8 +125,8 @@ def planted_lines() -> dict[str, dict[str, str]]:
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in itertools.chain.from_iterable(_rows_of(META / f"planting/{name}.toml") for name in ("lines", "plants")):
         for column, (title, _) in COLUMNS.items():
-            source = _sources(column).get(f"{row['file'].replace('.', '/')}.py", "")
-            text = row.get(column) or row
+            text = row | row.get(column, {})
+            source = _sources(column).get(f"{text.get('file', '').replace('.', '/')}.py", "")
             if column in row or source.count(text.get("old", "\0")) == 1:
                 found[row.get("cause") or row["id"]].setdefault(title, edit(source, text["old"], text["new"]))
     for row in _rows(ROOT / "conformance/transparity_conformance/capabilities/faults"):
@@ -137,11 +140,11 @@ def published_lines() -> dict[str, tuple[str, str]]:
     """Return, for each cause, a description of a file outside of the columns, and the diff of a bug in this file.
     Bugs in published code are preferred to bugs in the independent port, and bugs with this cause first and with one
     change to others."""
-    found: dict[str, tuple[bool, bool, bool, bool, int, int, tuple[str, str, str]]] = {}
+    found: dict[str, tuple[Any, ...]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
         old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
-        if old and new and "file" in row and not row["file"].startswith("subjects"):
+        if old and new and not PLACEHOLDER.search(new) and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
                 shown = row["file"], row.get("story", ""), edit(_text_around(row["file"], old), old, new)
                 worse = "/" not in row["file"], rank > 0, "hunks" in row, "source" not in row
@@ -187,8 +190,10 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
         yield from (shared | row for row in rows if isinstance(row, dict))
 
 
-def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, because: str | None) -> Iterator[str]:
-    """Yield diffs of each column and of published code as Markdown, or the reason why there is no diff."""
+def shown_lines(
+    planted: dict[str, str], published: tuple[str, str] | None, because: str | None, outside: str | None
+) -> Iterator[str]:
+    """Yield diffs of each column and of published code as Markdown, or the reasons why diffs are missing."""
     if because:
         yield f"**No single line is wrong:** {because}"
     if planted:
@@ -196,6 +201,8 @@ def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, beca
         where = "the three columns" if len(shown) == len(COLUMNS) else f"our {' and '.join(shown)} code"
         yield f"**Wrong (−) and right (+)** in {where}:"
         yield from (f"**{title}**\n\n```diff\n{planted[title]}\n```" for title in shown)
+    if outside:
+        yield f"**No wrong line in {'the other' if planted else 'our three'} columns:** {outside}"
     if published:
         yield f"**Wrong (−) and right (+)** in {published[0]}:\n\n```diff\n{published[1]}\n```"
 
@@ -221,13 +228,14 @@ def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str
 
 def cause_pages() -> dict[str, str]:
     says, taps, planted, published = sentences(), places(), planted_lines(), published_lines()
-    rows = tomllib.loads(AROUND.read_text(encoding="utf-8"))["no-line"]
-    without_lines = {row["cause"]: row["because"] for row in rows}
+    reasons = tomllib.loads(AROUND.read_text(encoding="utf-8"))
+    without_lines = {row["cause"]: row["because"] for row in reasons["no-line"]}
+    outside = {cause: row["because"] for row in reasons["outside"] for cause in row["causes"]}
     return {
         name: cause_page(
             name,
             each,
-            shown_lines(planted.get(name, {}), published.get(name), without_lines.get(name)),
+            shown_lines(planted.get(name, {}), published.get(name), without_lines.get(name), outside.get(name)),
             says.get(name, []),
             taps.get(name, set()),
         )

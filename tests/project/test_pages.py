@@ -155,6 +155,9 @@ def test_every_cause_has_a_page() -> None:
     assert written == script("faults").cause_pages(), "run python docs/faults.py"
     shown = {name: ("```diff" in text) + ("**No single line is wrong:**" in text) for name, text in written.items()}
     assert [name for name, count in shown.items() if count != 1] == []
+    columns = {name: re.findall(r"(?m)^\*\*(?:PyTorch|JAX|NumPy)\*\*$", text) for name, text in written.items()}
+    reasoned = {name for name, text in written.items() if re.search(r"\*\*No (?:single|wrong) line", text)}
+    assert [name for name in written if (len(columns[name]) == 3) is (name in reasoned)] == []
 
 
 def test_the_page_of_families_is_that_of_their_tables_and_tests() -> None:

@@ -1,5 +1,6 @@
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from meta.planting.planted import REFERENCE_COLUMN, Plant, planted
 from meta.pool.bug import META, rows
+from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
 from transparity_conformance.catalogue import hypotheses, whole_model
@@ -22,8 +24,9 @@ COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
 def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
     for row in (row for row in rows(META / f"planting/{table}s.toml", table) if "case" in row):
         for column in COLUMNS:
-            text = row.get(column.removeprefix("transparity_"), row)
-            yield Plant(row.get("cause") or row["id"], column, row["file"], text["old"], text["new"], ()), row
+            text = row | row.get(column.removeprefix("transparity_"), {})
+            if "old" in text:
+                yield Plant(row.get("cause") or row["id"], column, text["file"], text["old"], text["new"], ()), row
 
 
 LINES = [*lines("line"), *lines("plant")]
@@ -68,12 +71,17 @@ def test_a_column_with_a_wrong_line_computes_what_the_reference_with_the_fault_c
 @pytest.mark.parametrize(
     "line", [(plant, row) for plant, row in LINES if "capability" in row], ids=lambda line: str(line[0])
 )
-def test_the_checker_names_the_fault_of_a_capability_with_a_wrong_line(line: tuple[Plant, dict[str, Any]]) -> None:
+def test_the_checker_names_the_fault_of_a_column_with_a_wrong_line(line: tuple[Plant, dict[str, Any]]) -> None:
     plant, row = line
-    probe = probe_of(row["case"], "mixed")
+    if row["capability"] == "forward":
+        with planted(plant.column, plant.file, plant.source()) as build:
+            report = check(build, config=replace(MODELS[row["case"]], **row.get("fields", {})), quick=True)
+        assert [cause.mistake for fault in report.faults for cause in fault.causes] == [plant.mistake]
+        return
+    probes = {name: probe_of(row["case"], name) for name in ("mixed", "text", "longest")}
     with planted(plant.column, plant.file, plant.source()) as build:
-        model = build(probe.config, probe.parameters, dtype="float32")
-    logits = {"mixed": np.asarray(model.logits(**probe.inputs))}
-    forward = ForwardPass({"mixed": probe}, logits, "float32")
+        model = build(probes["mixed"].config, probes["mixed"].parameters, dtype="float32")
+    logits = {name: np.asarray(model.logits(**probe.inputs)) for name, probe in probes.items()}
+    forward = ForwardPass(probes, logits, "float32")
     found = compare_capability(CAPABILITIES[row["capability"]], BuiltPort(build, model), forward)
     assert {cause.mistake for fault in found.faults for cause in fault.causes} == {plant.mistake}

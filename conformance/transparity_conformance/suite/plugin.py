@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
     config.addinivalue_line("markers", "slow: not in the quick suite, which `nox -s conformance` runs")
+    config.addinivalue_line("markers", "long: not in `nox -s tests`; run by `nox -s nightly`")
 
 
 @pytest.fixture(scope="session")

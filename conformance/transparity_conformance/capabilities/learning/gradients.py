@@ -215,7 +215,8 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 def _further_requests(forward: ForwardPass) -> Requests:
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
-    return _longer_requests(forward) | ({} if probe.is_large or key == forward.key else {key: _cut(probe)})
+    further = {} if probe.is_large or key == forward.key else {key: _cut(probe)}
+    return {**_longer_requests(forward), **further}
 
 
 def _longer_requests(forward: ForwardPass) -> Requests:

@@ -61,6 +61,10 @@ POSITIONS_OF_LARGE = 8
 """The gradients of a large model are compared on a sequence with this number of positions."""
 
 
+POSITIONS_OF_LONGER = 65
+"""The largest number of positions of a further call, which is longer than the probes."""
+
+
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
     too_long = "the gradients of a whole probe would take too long in a model of this size"
     return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
@@ -209,7 +213,16 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 def _further_requests(forward: ForwardPass) -> Requests:
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
-    return {} if probe.is_large or key == forward.key else {key: _cut(probe)}
+    further = {} if probe.is_large or key == forward.key else {key: _cut(probe)}
+    return {**_longer_requests(forward), **further}
+
+
+def _longer_requests(forward: ForwardPass) -> Requests:
+    """Return the longest call of at most `POSITIONS_OF_LONGER` tokens of a model that is no wider than the probes'."""
+    width, fits = forward.first.config.embed_dim, POSITIONS_OF_LONGER
+    calls = [each for each in forward.reached if each.config.embed_dim <= width and each.lengths[-1] <= fits]
+    calls = sorted((each for each in calls if not each.is_large), key=lambda each: each.lengths[-1])
+    return {f"longer, {each.name}": _cut(each) for each in calls[-1:]}
 
 
 @kept_in(0)
@@ -223,6 +236,8 @@ def _cut(probe: Probe) -> Probe:
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
     """Return the forward pass with the rows of `probe` only. For a large model, leave out the logits."""
+    if key not in forward.probes:
+        return dataclasses.replace(forward, probes={}, logits={})
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -245,7 +260,7 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 def _asked(port: BuiltPort, key: str, probe: Probe, options: Mapping[str, Any]) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients, *unknown = call_port(port.forward.loss_and_gradients, targets, **tokens, **options)
+    loss, gradients, *unknown = call_port(port.of(probe).loss_and_gradients, targets, **tokens, **options)
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
@@ -285,7 +300,7 @@ def _judge_one(
         found += of_loss
     elif key not in forward.probes and f"{key}/loss_and_gradients" in answers:
         says = "the returned loss is not compared in a large model; the result of `loss` is compared"
-        found += not_compared(*[f"loss_and_gradients: {says}"] * is_plain)
+        found += not_compared(*[f"loss_and_gradients: {says}"] * (is_plain and probe.is_large))
     elif f"{key}/loss_and_gradients" in answers:
         of_loss, loss = _judge_loss(way, key, answers, forward)
         found += of_loss
@@ -358,7 +373,7 @@ GRADIENTS = Capability(
             is_listed=False,
             why_not=lambda probe, dtype: "a large model is compared on one row, which cannot be split" * probe.is_large,
         ),
-        _option("checkpointing", is_listed=False),
+        _option("checkpointing", is_listed=False, further=_longer_requests),
         _option("dropout", ("checkpointing", "seed"), why_not=why_no_dropout),
         _option(ROUTERS, faults=WITHOUT_GRADIENTS, why_not=why_no_router_loss),
     ),

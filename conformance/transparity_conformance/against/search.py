@@ -71,8 +71,8 @@ class Explanation:
     """The number of steps in the edited segment, without views; 1 unless the edit changes one segment."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the replaced value, and its first unmatched operation reads this value, or its answer does
-    not use this value."""
+    """Whether the port computes the replaced value, and its first unmatched operation reads this value, or its answer
+    does not use this value."""
 
     @property
     def is_computed(self) -> bool:

@@ -136,7 +136,9 @@ class Comparer:
     def missing(self, now: Comparison) -> set[int]:
         """Return the reference's unmatched steps whose results affect no matched value."""
         steps, have = self.program.steps, now.have
-        results = {each: (steps[each].output,) if steps[each].aliases else steps[each].outputs for each in self.relevant}
+        results = {
+            each: (steps[each].output,) if steps[each].aliases else steps[each].outputs for each in self.relevant
+        }
         return leading_nowhere(
             self.relevant,
             lambda number: any(have.get(index) for index in results[number]),

@@ -142,11 +142,14 @@ class ReachModel:
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls, the most informative first. One call is repeated with another mask, if the model reads masks."""
+        """The calls, the most informative first. One call is repeated at once with another mask, if the model reads
+        masks."""
         maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
         repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
         found = [self.probe(*call) for call in self.calls]
-        return found + [self.probe(*call, "another mask") for call in repeated] + self._in_turns(found)
+        again = [self.probe(*call, "another mask") for call in repeated]
+        after = 1 + self.calls.index(repeated[0]) if repeated else 0
+        return [*found[:after], *again, *found[after:], *self._in_turns(found)]
 
     def _in_turns(self, found: Sequence[ReachProbe]) -> list[ReachProbe]:
         """Return calls with a text, with its single tokens, and with the text again. A port may take a single token for

@@ -72,6 +72,21 @@ def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
     assert not hasattr(config, "first_k_dense_replace") or small.first_k_dense_replace >= 2
 
 
+@pytest.mark.parametrize(
+    ("model_type", "last"),
+    [
+        ("recurrent_gemma", "model.layers.5.temporal_block.q_proj"),
+        ("ernie4_5_moe", "model.layers.3.mlp.experts"),
+        ("granite_speech5_ctc", "encoder.layers.3"),
+    ],
+)
+def test_layers_of_a_repeated_pattern_or_after_a_first_one_are_kept_twice(model_type: str, last: str) -> None:
+    config = config_of(model_type)
+    with torch.device("meta"):
+        model = class_of(config)(made_small(config))
+    assert last in dict(model.named_modules()), [*dict(model.named_modules())]
+
+
 def test_a_period_of_layers_is_shortened_with_its_offset() -> None:
     small: Any = made_small(config_of("jamba"))
     assert (small.attn_layer_period, small.attn_layer_offset) == (4, 2)

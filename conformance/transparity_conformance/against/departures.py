@@ -3,6 +3,7 @@ departure, the reference continues with the port's value, so that later departur
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
-from transparity_conformance.against.edits.edit import Edit, behind_views, common_place
+from transparity_conformance.against.edits.edit import Edit, behind_views, common_place, references
+from transparity_conformance.against.edits.elements import is_marks, is_mask
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.operation import Source
@@ -46,10 +49,33 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line that runs `operation` but no matched operation of the same name, if any."""
+        """Return the line that makes a wrong mask. For other edits, return the innermost line that runs `operation` but
+        no matched operation of the same name, if any."""
         operations = self.by.comparer.port.operations
+        if self.edit is not None and self.edit.kind == "mask" and (made := self._mask()) is not None:
+            return operations[made].source
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
+
+    def _mask(self) -> int | None:
+        """Return the port's operation that makes a mask with other visible keys than the reference's mask."""
+        operations, values = self.by.comparer.port.operations, self.by.comparer.program.values
+        given = operations[self.operation].inputs
+        made = next((each for each in given if is_marks(operations[each].value)), None)
+        if made is None:
+            return None
+        theirs = operations[made].value == operations[made].value.max()
+        for _, item in references(self.step):
+            if is_mask(values[item.index]):
+                ours = values[item.index].numpy()
+                ours = ours if ours.dtype == bool else ours > EXACT_MASK_BELOW
+                with contextlib.suppress(ValueError):  # the masks have other shapes
+                    one, other = np.broadcast_arrays(ours, theirs)
+                    if (one == other).all() or (one != other).all():
+                        return None
+        while len(before := operations[made].inputs) == 1 and is_marks(operations[before[0]].value, count=2):
+            made = before[0]
+        return made
 
     @property
     def reference_line(self) -> Source | None:

@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.edits.edit import At, Context, Edit, Function, references, result_of, short
 from transparity_conformance.listening.program import Change
@@ -52,15 +54,20 @@ def _edit(says: str, change: Function, kind: str = "order", rank: int = 2) -> Ed
 
 def masks(at: At, context: Context) -> Iterator[Edit]:
     for place, item in references(at.step):
-        if _is_mask(at.program.values[item.index]):
+        if is_mask(at.program.values[item.index]):
             for says, change in MASKS.items():
                 yield Edit("mask", says, functools.partial(_showing, place=place, change=change), rank=1)
 
 
-def _is_mask(value: Any) -> bool:
+def is_mask(value: Any) -> bool:
     if value.ndim < 2 or value.shape[-1] < 2:
         return False
     return str(value.dtype) == "torch.bool" or (value.is_floating_point() and bool((value < EXACT_MASK_BELOW).any()))
+
+
+def is_marks(value: np.ndarray, count: int = 1) -> bool:
+    """Return whether a value of the port has `count` to two different elements, as a mask has."""
+    return value.ndim > 1 and value.shape[-1] > 1 and count <= len(np.unique(value)) <= 2
 
 
 def _showing(at: At, place: int, change: Function) -> Change:

@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Run one case of each test that takes little time.")
     parser.addoption("--record-durations", action="store_true", help="Write tests/durations.json.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
-    group = parser.getgroup("benchmarks of this project, with --benchmark")
+    group = parser.getgroup("options for the benchmarks of this project (--benchmark)")
     group.addoption("--rounds", type=int, default=5, help="Rounds of each candidate (default: %(default)s).")
     group.addoption(
         "--device", choices=("cpu", "cuda"), default="cpu", help="Device of the benchmarks (default: %(default)s)."

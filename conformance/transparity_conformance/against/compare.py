@@ -111,7 +111,14 @@ class Confirming:
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
         """Yield each difference with up to three descriptions of other edits that also explain every call."""
         for place, each in enumerate(found):
-            simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
+            simple = [
+                other
+                for other in each.others
+                if each.edit
+                and other.edit.rank <= each.edit.rank
+                # The words of one exchange of several segments may name any of these segments.
+                and not (other.edit.kind == each.edit.kind == "exchanged" and other.steps == each.steps)
+            ]
             told = []
             for other in simple[:3]:  # more would make the note too long
                 instead = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps)
@@ -306,6 +313,7 @@ def _leads_to(one: Departure, other: Departure) -> bool:
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:
     edit, only = departure.edit, f", in {' and '.join(departure.only_in)} only" if departure.only_in else ""
+    only += f", and likewise at {' and '.join(departure.likewise)}" if departure.likewise else ""
     causes = () if edit is None else (Cause(edit.kind, f"your port {edit.says}{only}", None, residual, 1.0),)
     lines = departure.port_line, departure.reference_line
     source, theirs = (None if line is None else dataclasses.asdict(line) for line in lines)

@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
-from transparity_conformance.against.edits.edit import Edit, behind_views, common_place, references
+from transparity_conformance.against.edits.edit import Edit, behind_views, common_place, expression_at, references
 from transparity_conformance.against.edits.elements import is_marks, is_mask
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
@@ -39,8 +39,8 @@ class Departure:
     """The numbers of the edited steps, for example one step in each layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain this departure equally well."""
-    matched: Collection[int] = frozenset()
-    """The port's operations whose values the reference computed before the edit."""
+    right: Collection[int] = frozenset()
+    """The port's operations that lead to values which the reference computed before the edit."""
     users: frozenset[int] = frozenset()
     """The port's operations that use the explained values; empty if the edit also explains one of these operations."""
     is_computed: bool = False
@@ -50,11 +50,11 @@ class Departure:
     @property
     def port_line(self) -> Source | None:
         """Return the line that makes a wrong mask. For other edits, return the innermost line that runs `operation` but
-        no matched operation of the same name, if any."""
+        no right operation of the same name, if any."""
         operations = self.by.comparer.port.operations
         if self.edit is not None and self.edit.kind == "mask" and (made := self._mask()) is not None:
             return operations[made].source
-        operation, others = operations[self.operation], (operations[i] for i in self.matched)
+        operation, others = operations[self.operation], (operations[i] for i in self.right)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     def _mask(self) -> int | None:
@@ -99,6 +99,21 @@ class Departure:
         edited = {program.steps[number].module for number in self.steps}
         others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
         return sorted(edited) if edited < others else []
+
+    @property
+    def likewise(self) -> list[str]:
+        """Return the expressions of other edited steps in the same module. The words of an edit describe one step."""
+        program = self.by.comparer.program
+        if self.edit is None or self.edit.is_everywhere or not self.steps:
+            return []
+        first, *rest = (program.steps[number] for number in self.steps)
+        parted = (
+            next(((a, b) for a, b in zip(each.places, first.places, strict=False) if a != b), None)
+            for each in rest
+            if each.module == first.module
+        )
+        said = {expression_at(b): expression_at(a) for a, b in filter(None, parted)}
+        return [f"`{other}`" for own, other in said.items() if own != other]
 
     def steps_in(self, program: Program) -> Sequence[int]:
         """Return the same steps in another call's program; the nth run of an instruction is the same step."""
@@ -177,9 +192,12 @@ class Departures:
         first, *rest = explanations
         says = {each.edit.says: each for each in rest if each.worth == first.worth}
         others = tuple(each for words, each in says.items() if words != first.edit.says)
-        operation, matched = self._operation(first, now, port), now.matched.keys()
+        operation, right = self._operation(first, now, port), self._right(now)
         users, is_computed = self._users(first, now), first.is_computed
-        return Departure(self, operation, first.step, first.edit, first.steps, others, matched, users, is_computed)
+        return Departure(self, operation, first.step, first.edit, first.steps, others, right, users, is_computed)
+
+    def _right(self, now: Comparison) -> Collection[int]:
+        return self.comparer.port.relevant - set(now.lost)
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
         port, matched = self.comparer.port, found.after.matched
@@ -263,11 +281,11 @@ class Departures:
             after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now)
             if after is not None and len(after.lost) < len(now.lost):
                 first = next((each for each in fronts if self.comparer.port.leads_to(each, operation)), fronts[0])
-                matched = now.matched.keys()
-                return Departure(self, first, program.steps[number], None, [number], (), matched, made=tensor), after
+                right = self._right(now)
+                return Departure(self, first, program.steps[number], None, [number], (), right, made=tensor), after
         step = program.steps[steps[0] if steps else max(self.comparer.relevant)]
         operation = port[0] if port else len(self.comparer.port.operations) - 1
-        return Departure(self, operation, step, None, [], (), now.matched.keys()), None
+        return Departure(self, operation, step, None, [], (), self._right(now)), None
 
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison

@@ -72,7 +72,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Return small sizes of heads: 3 value heads and 3 or 1 key heads, as in `config`, or else 4 and 2."""
+    """Return small numbers of heads, 3 or 4, and of key heads. Equal numbers stay equal, and 1 stays 1."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads

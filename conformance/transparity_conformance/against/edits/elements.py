@@ -31,10 +31,8 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
     for parts in [n for n in range(2, size) if size % n == 0]:
-        says = f"interleaves the {parts} equal parts of {where} on axis {axis}"
-        if 2 in (parts, size // parts):
-            port, reference = ("pairs", "halves") if parts == 2 else ("halves", "pairs")
-            says = f"has {where} in {port} instead of {reference} on axis {axis}"
+        first = [place * size // parts + turn for turn in range(2) for place in range(parts)][:4]
+        says = f"takes {where} on axis {axis} in the order {', '.join(map(str, first))}{', …' * (size > 4)}"
 
         def regrouped(x: Any, parts: int = parts) -> Any:
             return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)

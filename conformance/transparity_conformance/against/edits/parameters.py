@@ -44,14 +44,33 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
         rename = functools.partial(_in_sibling, names={mine: theirs})
         swaps = _swap(mine, theirs, _in_sibling), _swap(module, other, _in_module)
         yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2, wider=swaps)
+    for place, index in own.items():
+        yield from _tables(at, place, index)
     if short(at.step) == "native_layer_norm":
         yield from _other_norms(at, context.numbers)
+
+
+def _tables(at: At, place: int, index: int) -> Iterator[Edit]:
+    """Yield edits that use another table of the same shape, such as the embedding instead of the head."""
+    names, values = at.program.names, at.program.values
+    for other in at.program.parameters - {index}:
+        is_alike = values[other].ndim == 2 and values[other].shape == values[index].shape
+        if is_alike and not re.search(r"\.\d+\.", f"{names[index]} {names[other]}"):
+            swap = {names[index]: names[other]}
+            says = f"uses {names[other]} instead of {names[index]}"
+            rename = functools.partial(_renamed, swap)
+            make = functools.partial(_with_parameters, rename=rename)
+            yield Edit("parameter", says, make, rank=1)
 
 
 def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
     one, other = sorted((one, other))
     make = functools.partial(_with_parameters, rename=functools.partial(renamed, names={one: other, other: one}))
     return Edit("parameter", f"swaps the parameters of {one} and {other}", make, rank=2, is_everywhere=True)
+
+
+def _renamed(swap: Mapping[str, str], name: str) -> str:
+    return swap.get(name, name)
 
 
 def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:

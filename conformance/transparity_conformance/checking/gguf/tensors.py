@@ -52,7 +52,7 @@ class HubTensors:
     config: TransformerConfig
     tensors: Mapping[str, np.ndarray]
     names: Mapping[str, str]
-    """The name of each tensor in the GGUF file."""
+    """The GGUF file's name for each tensor."""
 
     def layout(self, name: str) -> StoredLayout:
         return layout_of(self.family, self.names[name], self.config)

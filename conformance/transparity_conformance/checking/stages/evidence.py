@@ -28,7 +28,9 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Inter
 from transparity_conformance.running.process.ranks import ProcessGroup, group_of, processor_seconds
 from transparity_conformance.running.process.running import Port, in_precision
 
-INTERRUPTED = "the check was interrupted: later comparisons are missing, and some faults may have no cause yet"
+INTERRUPTED = (
+    "the check was interrupted: later comparisons are missing, and some wrong activations may have no cause yet"
+)
 
 
 class LastReport:

@@ -151,7 +151,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:
-        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
+        raise PortError(f"forward returned {shown(returned)}, which cannot be read: reading raised {error}.") from None
     known = shapes_of(probe.config, probe.inputs)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:

@@ -100,9 +100,13 @@ def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
-    tensors = {name: value for name, value in sides.reference.weights.items() if name in expected.exact}
-    taken = located(tensors, places)  # a parameter of the same name may have its rows in another order
-    return {name: each.take(whole) for name, each in taken.items()}, [n for n in expected.exact if n not in taken]
+    weights = sides.reference.weights
+    same = [name for name in expected.exact if name in places and np.array_equal(places[name], weights[name])]
+    others = {name: weights[name] for name in expected.exact if name not in same and name in weights}
+    taken = located(others, places) if others else {}  # a parameter of the same name may have its rows in another order
+    by_value = {name: each.take(whole) for name, each in taken.items()}
+    found = {name: whole[name] for name in same} | by_value
+    return found, [name for name in expected.exact if name not in found]
 
 
 def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> CapabilityResult:

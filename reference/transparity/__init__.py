@@ -5,6 +5,7 @@ The model: `config`, `presets`, `parameters`, `taps`, `axes`. The inputs of the 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used, because importing all names would delay `--help`."""
     if name == "__version__":
-        return importlib.metadata.version("transparity")
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version("transparity")
     for home in ("config", "errors", "taps", "parameters", "presets") if name in __all__ else ():
         if hasattr(module := importlib.import_module(f"{__name__}.{home}"), name):
             return getattr(module, name)

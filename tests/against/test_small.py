@@ -76,12 +76,14 @@ def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
     ("model_type", "last"),
     [
         ("recurrent_gemma", "model.layers.5.temporal_block.q_proj"),
+        ("recurrent_gemma of six names", "model.layers.3.temporal_block.q_proj"),
         ("ernie4_5_moe", "model.layers.3.mlp.experts"),
         ("granite_speech5_ctc", "encoder.layers.3"),
     ],
 )
 def test_layers_of_a_repeated_pattern_or_after_a_first_one_are_kept_twice(model_type: str, last: str) -> None:
-    config = config_of(model_type)
+    fields = {"block_types": [*["recurrent"] * 5, "attention"]} if " of " in model_type else {}
+    config = config_of(model_type.partition(" ")[0], **fields)
     with torch.device("meta"):
         model = class_of(config)(made_small(config))
     assert last in dict(model.named_modules()), [*dict(model.named_modules())]

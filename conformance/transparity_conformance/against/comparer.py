@@ -82,7 +82,7 @@ class Comparer:
             self.port.relevant,
             found.__contains__,
             lambda index: self.port.readers.get(index, ()),
-            self.port.is_part,
+            self.port.parts.__contains__,
         )
         lost = [index for index in sorted(nowhere) if self.port.prints[index] is not None]
         return Comparison(changes, values, have, lost, self.is_answer(values, within), within)

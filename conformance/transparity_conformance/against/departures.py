@@ -246,7 +246,7 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop departures without which the other edits still explain the answer."""
+        """Drop departures without which the other edits, or alternatives to them, still explain the answer."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):

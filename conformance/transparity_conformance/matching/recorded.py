@@ -133,12 +133,16 @@ class Recorded:
     def readers(self) -> Mapping[int, Sequence[int]]:
         return readers_of([each.inputs for each in self.operations])
 
-    def is_part(self, index: int) -> bool:
-        """Return whether a value contains only some elements of the value from which it is computed."""
-        value, given = self.operations[index].value, self.operations[index].inputs
-        if len(given) != 1 or value.size >= (whole := self.operations[given[0]].value).size:
-            return False
-        return bool(np.isin(value, whole).all())
+    @functools.cached_property
+    def parts(self) -> frozenset[int]:
+        """The operations whose values contain only some elements of the value from which they are computed."""
+        return frozenset(
+            index
+            for index, each in enumerate(self.operations)
+            if len(each.inputs) == 1
+            and each.value.size < (whole := self.operations[each.inputs[0]].value).size
+            and np.isin(each.value, whole).all()
+        )
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -52,14 +53,17 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
 def _limits_nothing(at: At, path: Path, value: Any) -> bool:
     """Return whether the step clips its operand, but `value` would clip no element. Leaving out the step then says
     more."""
-    given = at.program.values[at.step.inputs[0]] if short(at.step).startswith("clamp") else None
-    return given is not None and bool(with_number(at, path, value)(at.program.values).equal(given))
+    if not short(at.step).startswith("clamp"):
+        return False
+    with contextlib.suppress(Exception):  # the operation may refuse the number
+        return bool(with_number(at, path, value)(at.program.values).equal(at.program.values[at.step.inputs[0]]))
+    return False
 
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
     def numbers() -> str:  # called only for the few edits that are told
         if isinstance(old, Named) and value == 0:
-            return f"does not use {old.name}"
+            return f"does not use {old.family}"
         return f"uses {_in_words(value)} instead of {_in_words(old)}"
 
     says = lambda: f"{numbers()} in {part_of(at.program, [at.step])}"
@@ -108,19 +112,18 @@ def _shape_of(at: At) -> Sequence[int]:
 
 
 class Named(float):
-    """The value of a tensor with one element. `family` is the name of the tensor without the numbers of layers."""
+    """The value of a tensor with one element. `family` is the tensor's name, with N for the numbers of layers."""
 
     def __new__(cls, value: float, name: str) -> Self:
         made = super().__new__(cls, value)
-        made.name, made.family = name, re.sub(r"\.\d+\.", ".", name)
+        made.family = re.sub(r"\.\d+(?=\.)", ".N", name)
         return made
 
-    name: str
     family: str
 
 
 def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
-    """Yield the numbers among a step's arguments, each with its path. A tensor with one element is a number, too."""
+    """Yield the numbers among a step's arguments, with their paths. Also yield named tensors with one element."""
     program = at.program
 
     def inside(path: Path, item: Any) -> Iterator[tuple[Path, Any]]:
@@ -157,7 +160,7 @@ def _in_words(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     if isinstance(value, Named):
-        return f"{value.name} ({float(value):.6g})"
+        return value.family
     if float(plain := f"{value:.6g}") == value:
         return plain
     squared = value * value
@@ -172,21 +175,21 @@ def _in_words(value: Any) -> str:
 
 def with_number(at: At, path: Path, value: Any) -> Change:
     def changed(values: Values) -> Any:
-        args, kwargs = at.step.args, dict(at.step.kwargs)
+        args, kwargs = filled(at.step.args, values), dict(filled(at.step.kwargs, values))
         if isinstance(path[0], str):
-            kwargs[path[0]] = value
+            kwargs[path[0]] = _replaced(kwargs[path[0]], path[1:], value)
         else:
             args = _replaced(args, path, value)
         # Pass copies, because a step may write into its inputs, as a batch norm does in training.
-        tensors = [each.clone() if hasattr(each, "clone") else each for each in filled(args, values)]
-        return executed(at.step.func, tensors, filled(kwargs, values), None)
+        tensors = [each.clone() if hasattr(each, "clone") else each for each in args]
+        return executed(at.step.func, tensors, kwargs, None)
 
     return changed
 
 
 def _replaced(args: Any, path: Path, value: Any) -> Any:
     if not path:
-        return value
+        return args.new_full(args.shape, value) if hasattr(args, "new_full") else value
     return type(args)(_replaced(item, path[1:], value) if place == path[0] else item for place, item in enumerate(args))
 
 

@@ -162,7 +162,7 @@ class Layers:
                 rows.append([number in value for number in numbers])
             elif is_list(value) and len(value) == count and len({str(each) for each in value}) <= 4:
                 rows.append([str(each) for each in value])
-            elif are_names(value) and re.search("layer|block", name) and len({*value}) > 1 and len(value) < count:
+            elif self.is_pattern(name, value, count):
                 rows.append([value[number % len(value)] for number in numbers])
             elif kind == "first" and is_size(value):
                 rows.append([number < value for number in numbers])
@@ -171,6 +171,11 @@ class Layers:
             elif kind == "period" and is_size(value) and not self._is_listed(name, value, count):
                 rows.append([number % shorter(value) for number in numbers])
         return list(zip(*rows, strict=True))
+
+    def is_pattern(self, name: str, value: Any, count: int) -> bool:
+        """Return whether a list names the kinds of the first of `count` layers, and repeats over the others."""
+        is_of_layers = are_names(value) and re.search("layer|block", name) is not None
+        return is_of_layers and len({*value}) > 1 and len(value) < count
 
     def _is_listed(self, name: str, period: int, count: int) -> bool:
         if "layer_types" in self.fields and re.search("att|window", name):

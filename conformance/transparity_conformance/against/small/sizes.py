@@ -172,6 +172,8 @@ class _Part:
 
     def _new(self, name: str, value: Any) -> Any:
         kind = kind_of(name)
+        if self.layers.is_pattern(name, value, self.layers.count):
+            return type(value)(value[old % len(value)] for old in self.layers.kept)
         if self.layers.has_one_for_each(kind, value):
             value = self.layers.cut(value)
         elif kind in OF_LAYERS:

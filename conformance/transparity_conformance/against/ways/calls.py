@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from transparity.errors import TransparityError
 from transparity_conformance.against import compare
 from transparity_conformance.against.compare import Outcome, answer_of
 from transparity_conformance.against.probes import (
@@ -129,23 +131,38 @@ def compare_small_weights(sides: Sides, probes: Mapping[str, Inputs]) -> Capabil
     """Compare one forward pass with small weights, so that a wrong epsilon of an inner or the last norm shows."""
     if sides.small is None or not probes:
         return CapabilityResult()
-    with sides.small() as small:
-        return compare_way(SMALL_WEIGHTS, small, dict([next(iter(probes.items()))]), small.reference)
+    with contextlib.ExitStack() as stack:
+        try:
+            small = stack.enter_context(sides.small())
+            outcome = small.judged(dict([next(iter(probes.items()))]), SMALL_WEIGHTS)
+        except PortProcessError:
+            raise
+        except TransparityError as error:  # the loader may refuse such weights
+            return not_compared(f"{SMALL_WEIGHTS.claim}: {error}")
+        return as_result(SMALL_WEIGHTS, small.explained(outcome, SMALL_WEIGHTS))
 
 
 def explained_best(sides: Sides, outcome: Outcome) -> Outcome:
     """Explain the wrong answers. If they differ only slightly, first try to explain an answer with small weights that
     differs more."""
     shares = [share(each.error, each.budget) for each in outcome.wrong]
-    if shares and sides.small and max(shares) < REMEASURED_WITHIN[sides.reference.dtype]:
-        listen = functools.partial(sides.listened, "", ())
-        also = [compare.Call(sides.reference, listen, each) for each in outcome.answers]
-        with sides.small() as small:
-            other = small.judged({each.probe: each.inputs for each in outcome.wrong[:1]}, SMALL_WEIGHTS)
-            if share(other.answers[0].error, other.answers[0].budget) > max(shares):
-                found = small.explained(dataclasses.replace(other, also=also), SMALL_WEIGHTS)
-                if found.is_explained:
-                    return dataclasses.replace(outcome, faults=found.faults, notes=found.notes)
+    if not shares or sides.small is None or max(shares) >= REMEASURED_WITHIN[sides.reference.dtype]:
+        return sides.explained(outcome)
+    listen = functools.partial(sides.listened, "", ())
+    also = [compare.Call(sides.reference, listen, each) for each in outcome.answers]
+    with contextlib.suppress(TransparityError), sides.small() as small:  # the loader may refuse such weights
+        other = small.judged({each.probe: each.inputs for each in outcome.wrong[:1]}, SMALL_WEIGHTS)
+        if share(other.answers[0].error, other.answers[0].budget) > max(shares):
+            found = small.explained(dataclasses.replace(other, also=also), SMALL_WEIGHTS, part=0.5)
+            if found.is_explained:
+                worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
+                faults = [
+                    dataclasses.replace(each, error=worst.error, budget=worst.budget, probe=worst.probe)
+                    for each in found.faults
+                ]
+                note = "the checker found the lines and causes with small weights, which show the difference better"
+                return dataclasses.replace(outcome, faults=faults, notes=[*found.notes, note])
+            return sides.explained(outcome, part=0.5)
     return sides.explained(outcome)
 
 

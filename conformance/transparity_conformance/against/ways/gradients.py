@@ -101,12 +101,17 @@ def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
     weights = sides.reference.weights
-    same = [name for name in expected.exact if name in places and np.array_equal(places[name], weights[name])]
+    same = [name for name in expected.exact if name in places and is_same(places[name], weights[name])]
     others = {name: weights[name] for name in expected.exact if name not in same and name in weights}
     taken = located(others, places) if others else {}  # a parameter of the same name may have its rows in another order
     by_value = {name: each.take(whole) for name, each in taken.items()}
     found = {name: whole[name] for name in same} | by_value
     return found, [name for name in expected.exact if name not in found]
+
+
+def is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two parameters are equal, or one of them is rounded to bfloat16."""
+    return one.shape == other.shape and gap(one, other) <= epsilon("bfloat16") * float(np.abs(other).max(initial=0.0))
 
 
 def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> CapabilityResult:
@@ -115,6 +120,8 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
     if any(share(error, budgets[name]) > 1 for name, error in errors.items()):
         budgets = expected.budgets
     shares = {name: share(error, budgets[name]) for name, error in errors.items()}
+    if not shares:
+        return not_compared(f"{CLAIM}: not compared, because the port has no parameter of the reference")
     worst = max(shares, key=lambda name: shares[name])
     claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
     if shares[worst] <= 1:

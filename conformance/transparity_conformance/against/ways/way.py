@@ -88,14 +88,17 @@ class Sides:
             self.called.extend(outcome.answers)
         return outcome
 
-    def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
+    def explained(
+        self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None, part: float = 1.0
+    ) -> Outcome:
         """Find the lines and causes of wrong answers, or the first line at which repeated answers differ."""
         if not outcome.wrong:
             return outcome
         reference, first = reference or self.reference, outcome.wrong[0]
         listen = functools.partial(self.listened, way.method, way.settings)
         if (found := self._unsteady(way, reference, first)) is None:
-            return explained(reference, listen, outcome, Clock(self.budget), self.progress)
+            budget = None if self.budget is None else part * self.budget
+            return explained(reference, listen, outcome, Clock(budget), self.progress)
         cause, other = found
         once, again = (listen(first.inputs, forward)[1] for forward in (self.forward, other))
         source = first_source(once, parted(once, again))

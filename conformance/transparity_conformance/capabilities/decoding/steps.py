@@ -131,14 +131,14 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
     """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache).
 
     If the logits are wrong with the mask of each step's tokens, try the mask of all tokens so far. Return the logits of
-    the second trial if they are right, or if the first trial raises an exception.
+    the second trial if they are nearer to the right logits, or if the first trial raises an exception.
     """
     answers, error = _attempted(port, key, request, masks_past=False)
     takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
-    if takes_mask and error > (budget := request.probe.budget("float32")):
+    if takes_mask and error > request.probe.budget("float32"):
         others, other_error = _attempted(port, key, request, masks_past=True)
         is_only = isinstance(answers, Exception) and not isinstance(others, Exception)
-        answers = others if other_error <= budget or is_only else answers
+        answers = others if other_error < error or is_only else answers
     if isinstance(answers, Exception):
         raise answers
     return answers

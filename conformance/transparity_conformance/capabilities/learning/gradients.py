@@ -260,9 +260,10 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 def _asked(port: BuiltPort, key: str, probe: Probe, options: Mapping[str, Any]) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients, *unknown = call_port(port.of(probe).loss_and_gradients, targets, **tokens, **options)
+    built = port.of(probe)
+    loss, gradients, *unknown = call_port(built.loss_and_gradients, targets, **tokens, **options)
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
-    replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
+    replicas: Mapping[str, Any] = getattr(built, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
     named |= {f"{key}/unknown.{name}": np.array(str(why)) for each in unknown for name, why in dict(each).items()}
     return named if loss is None else named | {f"{key}/loss_and_gradients": as_numbers(loss)}

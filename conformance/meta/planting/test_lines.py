@@ -24,8 +24,9 @@ COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
 def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
     for row in (row for row in rows(META / f"planting/{table}s.toml", table) if "case" in row):
         for column in COLUMNS:
-            text = row | row.get(column.removeprefix("transparity_"), {})
-            if "old" in text:
+            own = row.get(column.removeprefix("transparity_"), {})
+            text = row | own
+            if own or "old" in text:  # a column with other code needs its own line
                 yield Plant(row.get("cause") or row["id"], column, text["file"], text["old"], text["new"], ()), row
 
 

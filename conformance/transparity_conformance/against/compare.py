@@ -24,7 +24,6 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import agreeing, apart
-from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
 
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
@@ -176,6 +175,11 @@ class Outcome:
     def wrong(self) -> list[Answer]:
         return [each for each in self.answers if not each.agrees]
 
+    @property
+    def worst(self) -> Answer:
+        """The wrong answer with the largest error, relative to its budget."""
+        return max(self.wrong, key=lambda each: each.share)
+
 
 def judged(
     reference: Reference,
@@ -194,7 +198,7 @@ def judged(
                 f"The port raised {failed} on {described(inputs)}; the reference {reference.name} accepts these inputs."
             ) from failed
         found = answer_of(reference, name, inputs, actual, expected, budget)
-        if 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
+        if 1 < found.share < REMEASURED_WITHIN[reference.dtype]:
             # With one set of weights, the rounding error may be small by chance. Measure the budget with several sets.
             found = answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
         answers.append(found)
@@ -234,10 +238,6 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     return found
 
 
-def _worst(outcome: Outcome) -> Answer:
-    return max(outcome.wrong, key=lambda each: share(each.error, each.budget))
-
-
 def _misshapen(outcome: Outcome) -> list[Answer]:
     return [each for each in outcome.wrong if each.is_misshapen]
 
@@ -252,7 +252,7 @@ def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
 
 
 def _unlocated(outcome: Outcome) -> Divergence:
-    worst = _worst(outcome)
+    worst = outcome.worst
     return Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
 
 
@@ -272,7 +272,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
         found = list(map(without_edit, found))
     found, every = without_consequences(found), found
     residual = confirming.departures.comparer.residual(now)
-    told = [_divergence(each, residual, _worst(outcome)) for each in found]
+    told = [_divergence(each, residual, outcome.worst) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     misshapen = _misshapen(outcome)
     notes = _notes(misshapen, len(every) - len(found))

@@ -136,12 +136,9 @@ class Comparer:
     def missing(self, now: Comparison) -> set[int]:
         """Return the reference's unmatched steps whose results affect no matched value."""
         steps, have = self.program.steps, now.have
-        results = {
-            each: (steps[each].output,) if steps[each].aliases else steps[each].outputs for each in self.relevant
-        }
         return leading_nowhere(
             self.relevant,
-            lambda number: any(have.get(index) for index in results[number]),
+            lambda number: any(have.get(index) for index in steps[number].results),
             lambda number: [
                 each for each in self.program.readers_of(number) if not SHAPE_ALONE.search(steps[each].name)
             ],

@@ -20,6 +20,7 @@ from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.identify.fitting.inputs import first_answer, longest_taken, with_further
 from transparity_conformance.identify.fitting.subject import FittedModel
 from transparity_conformance.oracle.reach.thresholds import LONGEST
+from transparity_conformance.report.comparison import share
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
@@ -55,6 +56,10 @@ class Answer:
     @property
     def agrees(self) -> bool:
         return self.error <= self.budget and not self.is_misshapen
+
+    @property
+    def share(self) -> float:
+        return share(self.error, self.budget)
 
     @property
     def size(self) -> int:

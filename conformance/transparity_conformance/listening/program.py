@@ -81,6 +81,11 @@ class Step:
         return tuple(_SOURCES.at(*place) for place in self.places)
 
     @property
+    def results(self) -> tuple[int, ...]:
+        """The indices of the results, without unmodified tensors in the memory that an in-place operation modifies."""
+        return (self.output,) if self.aliases else self.outputs
+
+    @property
     def output(self) -> int:
         """The first result, or the tensor that is modified in place; -1 without a result."""
         if self.aliases:

@@ -32,7 +32,6 @@ from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.matching.values import apart
 from transparity_conformance.oracle.reach.models import AFFORDABLE
 from transparity_conformance.oracle.reach.thresholds import BATCHES, SHORT, lengths_up_to
-from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import CapabilityResult, not_compared
 from transparity_conformance.running.ways import LABELS, up_to
 
@@ -145,25 +144,23 @@ def compare_small_weights(sides: Sides, probes: Mapping[str, Inputs]) -> Capabil
 def explained_best(sides: Sides, outcome: Outcome) -> Outcome:
     """Explain the wrong answers. If they differ only slightly, first try to explain an answer with small weights that
     differs more."""
-    shares = [share(each.error, each.budget) for each in outcome.wrong]
-    if not shares or sides.small is None or max(shares) >= REMEASURED_WITHIN[sides.reference.dtype]:
+    is_slight = bool(outcome.wrong) and outcome.worst.share < REMEASURED_WITHIN[sides.reference.dtype]
+    if sides.small is None or not is_slight:
         return sides.explained(outcome)
-    listen = functools.partial(sides.listened, "", ())
+    worst = outcome.worst
+    listen, found = functools.partial(sides.listened, "", ()), None
     also = [compare.Call(sides.reference, listen, each) for each in outcome.answers]
     with contextlib.suppress(TransparityError), sides.small() as small:  # the loader may refuse such weights
-        other = small.judged({each.probe: each.inputs for each in outcome.wrong[:1]}, SMALL_WEIGHTS)
-        if share(other.answers[0].error, other.answers[0].budget) > max(shares):
+        other = small.judged({worst.probe: worst.inputs}, SMALL_WEIGHTS)
+        if other.answers[0].share > worst.share:
             found = small.explained(dataclasses.replace(other, also=also), SMALL_WEIGHTS, part=0.5)
-            if found.is_explained:
-                worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
-                faults = [
-                    dataclasses.replace(each, error=worst.error, budget=worst.budget, probe=worst.probe)
-                    for each in found.faults
-                ]
-                note = "the checker found the lines and causes with small weights, which show the difference better"
-                return dataclasses.replace(outcome, faults=faults, notes=[*found.notes, note])
-            return sides.explained(outcome, part=0.5)
-    return sides.explained(outcome)
+    if found is None or not found.is_explained:
+        return sides.explained(outcome, part=1.0 if found is None else 0.5)
+    faults = [
+        dataclasses.replace(each, error=worst.error, budget=worst.budget, probe=worst.probe) for each in found.faults
+    ]
+    note = "the checker found the lines and causes with small weights, which show the difference better"
+    return dataclasses.replace(outcome, faults=faults, notes=[*found.notes, note])
 
 
 REPEATS = Way("repeats")

@@ -23,7 +23,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.calls import first_source, parted
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.values import apart
-from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_conformance.report.parts import ThirdComparison
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_conformance.running.inputs import is_instance
@@ -164,7 +164,7 @@ def why_not(method: str, sides: Sides) -> str:
 
 
 def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
-    worst = max(outcome.answers, key=lambda each: share(each.error, each.budget))
+    worst = max(outcome.answers, key=lambda each: each.share)
     verdict: Any = "diverges" if outcome.wrong else "agrees"
     where = f"{worst.probe}, {way.says}" if way.says else worst.probe
     claim = ClaimResult(way.claim, verdict, worst.error, worst.budget, where)

@@ -3,7 +3,9 @@ choice is one tensor of the port, a part of a fused tensor, or several tensors t
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Program, Step
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.values import Known, fingerprint
+from transparity_conformance.report.formatting import some
 from transparity_conformance.running.process.running import ask
 
 NUMBER = re.compile(r"\d+")
@@ -33,7 +36,10 @@ class Place:
     """A tensor of the port, or a part of a tensor, that receives numbers of the reference."""
 
     name: str
-    is_transposed: bool = False
+    axes: tuple[int, ...] = ()
+    """The axes of the reference's tensor in the port's order; empty for the same order."""
+    shape: tuple[int, ...] = ()
+    """The shape of the reference's tensor in the port's order of axes, if the port reshapes this tensor."""
     axis: int = 0
     part: tuple[int, int] | None = None
     """The part's rows or columns, as (start, end); None for the whole tensor."""
@@ -42,7 +48,8 @@ class Place:
         """Return a view of this part in the reference's order of axes."""
         found = values[self.name]
         found = found if self.part is None else found[(slice(None),) * self.axis + (slice(*self.part),)]
-        return found.T if self.is_transposed else found
+        found = found.reshape(self.shape) if self.shape else found
+        return found.transpose(np.argsort(self.axes)) if self.axes else found
 
     def overlaps(self, other: Place) -> bool:
         if self.part is None or other.part is None or self.axis != other.axis:
@@ -56,6 +63,10 @@ class Choice:
 
     places: tuple[Place, ...]
     axis: int = 0
+
+    @property
+    def modules(self) -> set[str]:
+        return {each.name.rpartition(".")[0] for each in self.places}
 
     @property
     def owners(self) -> tuple[Any, ...]:
@@ -100,7 +111,7 @@ class Paired:
             for name, places in owned
             for number, place in enumerate(places)
         ]
-        return [f"{says}: {', '.join(guessed)}"] if guessed else []
+        return [f"{says}: {some(guessed, 3)}"] if guessed else []
 
 
 def paired(
@@ -139,6 +150,11 @@ def _pattern(name: str) -> str:
     return NUMBER.sub("#", name)
 
 
+def _similarity(one: str, other: str) -> float:
+    parts = (re.split(r"[._]", name) for name in (one, other))
+    return difflib.SequenceMatcher(None, *parts, autojunk=False).ratio()
+
+
 def _module(name: str) -> str:
     return ".".join(name.split(".")[:-2])
 
@@ -149,8 +165,15 @@ def _axis_of(part: Sequence[int], whole: Sequence[int]) -> int | None:
     return differ[0] if len(part) == len(whole) and len(differ) == 1 and part[differ[0]] < whole[differ[0]] else None
 
 
-def _turned(shape: tuple[int, ...], is_transposed: bool) -> tuple[int, ...]:
-    return shape[::-1] if is_transposed else shape
+def _turned(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[axis] for axis in axes) or shape
+
+
+def _regroups(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether one shape joins neighboring axes of the other shape."""
+    fine, coarse = sorted((one, other), key=len, reverse=True)
+    ends = [{*itertools.accumulate(shape, operator.mul)} for shape in (fine, coarse)]
+    return len(fine) > len(coarse) and ends[0] >= ends[1] and max(ends[0]) == max(ends[1])
 
 
 class _Search:
@@ -186,33 +209,40 @@ class _Search:
         self.tried = set[frozenset[tuple[str, Choice]]]()
 
     def _choices(self, name: str) -> list[Choice]:
-        ways = [self.is_turned, not self.is_turned] if self.theirs[name].ndim > 1 else [False]
-        found = [each for way in ways for whole in self.port for each in self._places(name, way, whole)]
-        return found + [each for way in ways for each in self._joined(name, way)]
+        orders = [*itertools.permutations(range(self.theirs[name].ndim))]
+        orders = orders[::-1] if self.is_turned and len(orders) == 2 else orders
+        found = [each for axes in orders for whole in self.port for each in self._places(name, axes, whole)]
+        ends = [axes for axes in orders if axes in (orders[0], orders[-1])]  # a fused matrix may be transposed
+        found += [each for axes in ends for each in self._joined(name, axes)]
+        return sorted(found, key=lambda choice: -min(_similarity(name, place.name) for place in choice.places))
 
-    def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
+    def _places(self, name: str, axes: tuple[int, ...], whole: str) -> Iterator[Choice]:
         """Yield the whole tensor, and parts of the tensor if other tensors of the module fit the rest."""
-        shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
+        shape, own = _turned(self.theirs[name].shape, axes), self.port[whole].shape
         if shape == own:
-            yield Choice((Place(whole, is_transposed),))
-        if name not in self.lacking or whole not in self.spare or (axis := _axis_of(shape, own)) is None:
+            yield Choice((Place(whole, axes),))
+        if name not in self.lacking or whole not in self.spare:
+            return
+        if _regroups(shape, own):
+            yield Choice((Place(whole, axes, shape),))
+        if (axis := _axis_of(shape, own)) is None:
             return
         beside = [each for each in self.beside[_module(name)] if each != name]
-        others = [_turned(self.lacking[each], is_transposed) for each in beside]
+        others = [_turned(self.lacking[each], axes) for each in beside if len(self.lacking[each]) == len(axes)]
         sizes, rest = [each[axis] for each in others if _axis_of(each, own) == axis], own[axis] - shape[axis]
         pairs = [{0, *pair, rest} for pair in itertools.permutations([0, *sizes], 2) if sum(pair) == rest]
         for start in sorted(set[int]().union(*pairs)):
-            yield Choice((Place(whole, is_transposed, axis, (start, start + shape[axis])),))
+            yield Choice((Place(whole, axes, axis=axis, part=(start, start + shape[axis])),))
 
-    def _joined(self, name: str, is_transposed: bool) -> Iterator[Choice]:
+    def _joined(self, name: str, axes: tuple[int, ...]) -> Iterator[Choice]:
         shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, str]]]()
         for each, own in self.spare.items() if name in self.lacking else ():
-            if (axis := _axis_of(part := _turned(own, is_transposed), shape)) is not None:
+            if len(own) == len(axes) and (axis := _axis_of(part := _turned(own, axes), shape)) is not None:
                 modules.setdefault((axis, _module(each)), []).append((part[axis], each))
         for (axis, _), fitting in modules.items():
             for run in (run for count in (3, 2) for run in itertools.permutations(fitting, count)):
                 if sum(size for size, _ in run) == shape[axis]:
-                    yield Choice(tuple(Place(each, is_transposed) for _, each in run), axis)
+                    yield Choice(tuple(Place(each, axes) for _, each in run), axis)
 
     def run(self) -> Paired:
         """Improve the first guess until the port computes each value that depends directly on a tensor."""
@@ -257,15 +287,23 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice."""
+        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice, if possible in the
+        module of a tensor beside it."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
+        modules = defaultdict[str, set[str]](set)
         for name in [*choices, *(each for each in self.theirs if each not in choices)]:
-            for choice in [choices[name]] if name in choices else self.choices[name]:
-                if not any(place.overlaps(other) for place in choice.places for other in taken[place.name]):
-                    found[name] = choice
-                    for place in choice.places:
-                        taken[place.name].append(place)
-                    break
+            beside = modules[name.rpartition(".")[0]]
+            free = [
+                choice
+                for choice in ([choices[name]] if name in choices else self.choices[name])
+                if not any(place.overlaps(other) for place in choice.places for other in taken[place.name])
+            ]
+            if not free:
+                continue
+            found[name] = max(free, key=lambda choice: not beside.isdisjoint(choice.modules))
+            beside |= found[name].modules
+            for place in found[name].places:
+                taken[place.name].append(place)
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:

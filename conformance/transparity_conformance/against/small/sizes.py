@@ -24,7 +24,7 @@ from transparity_conformance.against.small.fields import (
     sizes,
 )
 
-HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
+HEAD, NARROWEST, HEADS, LABELS = 24, 32, 16, 7
 """The head size, the smallest shrunk width, and the largest numbers of heads and labels."""
 
 SPECIAL = 111

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.against.edits.edit import At, Edit, short
+from transparity_conformance.against.edits.edit import VIEWS, At, Edit, short
 from transparity_conformance.against.flow import DataFlow, OfSegment
 from transparity_conformance.against.reference import shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.listening.pytorch import SHAPE_ALONE
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.matching.values import Known, agreeing, apart
+from transparity_conformance.matching.values import Known, agreeing, apart, same_numbers
 
 PARTS = ("select", "slice", "narrow")
 """Operations whose results contain some elements of an operand."""
@@ -116,12 +116,29 @@ class Comparer:
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
         """Return the first unmatched operations and steps; prefer steps that share an input with an operation."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
+        if not lost and not missing and not now.agrees:
+            return self._reordering()
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
         makers = {number: program.makers(number) for number in by_input}
         first = [number for number in sorted(by_input) if by_input.isdisjoint(makers[number])]
         shared = set(self.counterparts(now, port))
         return port, [number for number in first if shared & makers[number]] or first
+
+    def _reordering(self) -> tuple[list[int], list[int]]:
+        """Return the port's last operation that changes the order of the answer's elements, and the reference's views
+        before the answer, with the step before the views."""
+        operations, at = self.port.operations, next(iter(self.port.made_answer), -1)
+        while at >= 0:
+            value = operations[at].value
+            before = next((i for i in operations[at].inputs if same_numbers(operations[i].value, value)), -1)
+            if before >= 0 and not np.array_equal(operations[before].value.ravel(), value.ravel()):
+                break
+            at = before
+        program, steps = self.program, [self.program.maker[self.program.answer]]
+        while short(program.steps[steps[-1]]) in VIEWS and (makers := program.makers(steps[-1])):
+            steps.append(min(makers))
+        return [at] if at >= 0 else [], steps
 
     def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
         """Return the reference's steps that compute the same values as the inputs of the port's operations `port`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,8 +114,16 @@ def uses(at: At, context: Context) -> Iterator[Edit]:
         name = at.program.names.get(item.index, "a constant")
         for says, change in USES.items():
             yield _using(says.format(name), place, change)
+        for order in itertools.permutations(range(1, value.ndim)) if value.ndim > 2 else ():
+            if list(order) != sorted(order):
+                says = f"reads the axes of {name} in the order {', '.join(map(str, (0, *order)))}"
+                yield _using(says, place, functools.partial(_in_order, order=(0, *order)))
         if item.index not in at.program.parameters:
             yield from _other_bases(place, name, value)
+
+
+def _in_order(x: Any, order: tuple[int, ...]) -> Any:
+    return x.reshape([x.shape[axis] for axis in order]).permute([order.index(axis) for axis in range(x.ndim)])
 
 
 def _using(says: str, place: int, change: Function) -> Edit:

@@ -50,6 +50,7 @@ from transparity_conformance.report.report import (
     with_capabilities,
 )
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
+from transparity_conformance.running.frameworks.modules import bound, varied
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.loading import load_port, read_with, require
 from transparity_conformance.running.process.isolation import isolated_build
@@ -174,6 +175,7 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
     elif is_instance(port, "torch.nn", "Module"):
         with contextlib.suppress(Exception):  # If the module cannot be copied, call the module itself.
             port = copied(port)
+    port = call_port(bound, port)
     made: Any = call_port(called_by_its_names, port)
     made.is_filled = is_filled
     if not is_filled:
@@ -271,6 +273,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     if isinstance(given, str) or _is_maker(given, folder):
         torch.manual_seed(0)
         model, _ = _called(make, _name_of(given), folder)
+        model = model if folder else varied(model)
     return model
 
 

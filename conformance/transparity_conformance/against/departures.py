@@ -214,7 +214,7 @@ class Departures:
         if found.edit.operation >= 0:
             return found.edit.operation
         explained = set(now.lost) - set(after.lost)
-        shown = [index for index in port if index in explained] or [*port[:1], -1][:1]
+        shown = [index for index in port if index in explained] or [*sorted(explained), *port, -1][:1]
         first = next((index for index in shown if index in after.matched), shown[0])
         new = (index for index in sorted(after.matched.keys() - now.matched.keys()) if index < first)
         first = next((index for index in new if comparer.port.leads_to(index, first)), first)

@@ -15,7 +15,7 @@ from transparity_conformance.listening.program import Program, Recorder
 from transparity_conformance.matching.values import apart
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.forward import called_by_its_names
-from transparity_conformance.running.frameworks.modules import initialised
+from transparity_conformance.running.frameworks.modules import bound
 from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
 
 
@@ -25,12 +25,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
     for an object that cannot be called."""
     if is_instance(made, "torch.nn", "Module"):
         return Reference(name, made.float(), dtype)
-    if is_instance(made, "flax.linen", "Module"):
-        made = initialised(made)
-    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
-        function, parameters = made
-        made = functools.partial(function, parameters)
-    if not callable(made):
+    if not callable(made := bound(made)):
         raise TransparityError(
             f"{name} returned {shown(made)}; expected a module, or a function of the model's inputs."
         )

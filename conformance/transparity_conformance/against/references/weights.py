@@ -176,6 +176,18 @@ def _regroups(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(fine) > len(coarse) and ends[0] >= ends[1] and max(ends[0]) == max(ends[1])
 
 
+def _as_parts(
+    name: str, own: tuple[int, ...], whole: tuple[int, ...], axes: tuple[int, ...]
+) -> Iterator[tuple[int, int, Place]]:
+    """Yield (axis, size, place) for each axis along which a tensor of the port may be a part of the tensor `whole`."""
+    if len(own) == len(whole) and (axis := _axis_of(part := _turned(own, axes), whole)) is not None:
+        yield axis, part[axis], Place(name, axes)
+    for axis, count in itertools.product(range(len(whole)), (2, 3)):
+        part = (*whole[:axis], whole[axis] // count, *whole[axis + 1 :])
+        if whole[axis] % count == 0 and _regroups(turned := _turned(part, axes), own):
+            yield axis, part[axis], Place(name, axes, turned)
+
+
 class _Search:
     """A search for the choices with which the port computes the reference's values, within the tolerances `within`."""
 
@@ -197,8 +209,10 @@ class _Search:
             self.beside.setdefault(_module(name), []).append(name)
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
         shapes = {each.shape for each in port.values()}
-        # Square matrices count as transposed if most other matrices are transposed in the port.
-        self.is_turned = len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
+        # Square matrices count as transposed if the port calls them kernels, as Flax and Keras do, or if most other
+        # matrices are transposed in the port.
+        are_kernels = any(name.endswith("kernel") for name in port)
+        self.is_turned = are_kernels or len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
         self.choices = {name: self._choices(name) for name in theirs}
         self.used: dict[int, list[str]] = {}
         for step in program.steps:
@@ -235,14 +249,14 @@ class _Search:
             yield Choice((Place(whole, axes, axis=axis, part=(start, start + shape[axis])),))
 
     def _joined(self, name: str, axes: tuple[int, ...]) -> Iterator[Choice]:
-        shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, str]]]()
+        shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, Place]]]()
         for each, own in self.spare.items() if name in self.lacking else ():
-            if len(own) == len(axes) and (axis := _axis_of(part := _turned(own, axes), shape)) is not None:
-                modules.setdefault((axis, _module(each)), []).append((part[axis], each))
+            for axis, size, place in _as_parts(each, own, shape, axes):
+                modules.setdefault((axis, _module(each)), []).append((size, place))
         for (axis, _), fitting in modules.items():
             for run in (run for count in (3, 2) for run in itertools.permutations(fitting, count)):
                 if sum(size for size, _ in run) == shape[axis]:
-                    yield Choice(tuple(Place(each, axes) for _, each in run), axis)
+                    yield Choice(tuple(place for _, place in run), axis)
 
     def run(self) -> Paired:
         """Improve the first guess until the port computes each value that depends directly on a tensor."""
@@ -253,9 +267,9 @@ class _Search:
             tells = not has and short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
             if set(names) <= confirmed and not tells:
                 continue
+            before = {name for number in self._makers(step) for name in self.used[number]} if names else set[str]()
             if not has:
-                before = {name for number in self._makers(step) for name in self.used[number]}
-                if names and not before <= confirmed:
+                if not before <= confirmed:
                     continue  # Before this step, some tensor is not confirmed, so a wrong value proves nothing.
                 some = self._alternatives(now, names, confirmed) if names else self._exchanges(now, step)
                 for tried in itertools.islice(some, 64):
@@ -265,7 +279,7 @@ class _Search:
                         break
                 else:
                     continue
-            confirmed |= set(names)
+            confirmed |= {*names, *before}
         return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed))
 
     def _guessed(self) -> Choices:

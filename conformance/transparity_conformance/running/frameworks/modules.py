@@ -63,6 +63,7 @@ def contents_of(function: Any) -> Iterator[Any]:
         parts = {name: cell.cell_contents for name, cell in closed.items()}
         parts |= getattr(node, "__dict__", {}) if not isinstance(node, type) else {}
         waiting += [getattr(node, name) for name in ("__self__", "func") if hasattr(node, name)]
+        waiting += node.args if isinstance(node, functools.partial) else ()
         yield {name: part for name, part in parts.items() if isinstance(part, dict | list)}
         waiting += [*parts.values(), *_named_by(node)]
 
@@ -85,6 +86,38 @@ def is_module(port: Any) -> bool:
     )
 
 
+def bound(made: Any) -> Any:
+    """Return a linen module, with new parameters, or a pair (function or linen module, parameters) as a function of the
+    inputs. Return other objects unchanged."""
+    if is_instance(made, "flax.linen", "Module"):
+        made = initialised(made)
+    if not (isinstance(made, tuple) and len(made) == 2):
+        return made
+    function, parameters = made
+    function = applied(function) if is_instance(function, "flax.linen", "Module") else function
+    return functools.partial(function, parameters) if callable(function) else made
+
+
+SPREAD = 0.3
+"""The standard deviation of the noise that replaces or multiplies the elements of a constant parameter."""
+
+
+def varied(made: Any) -> Any:
+    """Draw the parameters that a new module fills with one number, such as 0 or 1: the answers would not show whether
+    a port uses them."""
+    model = bound(made)
+    if not (is_module(made) or kind_of(made) is not None):
+        return model
+    random = np.random.default_rng(0)
+    for tensor in tensors_inside(model).values():
+        value = tensor.read()
+        if value.size > 1 and (value == value.flat[0]).all():
+            noise = SPREAD * random.standard_normal(value.shape)
+            is_scale = abs(value.flat[0]) > SPREAD  # a smaller factor, as of some residual branches, hides the branch
+            tensor.write((value * np.exp(noise) if is_scale else noise).astype(np.float32))
+    return model
+
+
 def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
     import jax
     import jax.numpy as jnp
@@ -92,14 +125,17 @@ def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
     takes = inspect.signature(module.__call__)
     names, settings = input_names(takes), settings_of(takes)
     tokens = {name: jnp.zeros((1, 2), jnp.int32) for name in names.values()}
-    variables = module.init(jax.random.key(0), **tokens, **settings)
+    return applied(module), module.init(jax.random.key(0), **tokens, **settings)
 
+
+def applied(module: Any) -> Callable[..., Any]:
     def function(variables: Any, *args: Any, **named: Any) -> Any:
         return module.apply(variables, *args, **named)
 
+    takes = inspect.signature(module.__call__)
     first = inspect.Parameter("variables", inspect.Parameter.POSITIONAL_ONLY)
     function.__signature__ = takes.replace(parameters=[first, *takes.parameters.values()])  # type: ignore[attr-defined]
-    return function, variables
+    return function
 
 
 @contextlib.contextmanager

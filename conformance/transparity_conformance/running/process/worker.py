@@ -20,7 +20,7 @@ from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name
-from transparity_conformance.running.frameworks.modules import of_build
+from transparity_conformance.running.frameworks.modules import bound, of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
@@ -138,7 +138,7 @@ class Worker:
         Return the number and the signature of the forward pass, and whether the module contains the weights. The
         forward pass takes inputs by the model's own names.
         """
-        made = self.objects[number](*([] if folder is None else [folder]))
+        made = bound(self.objects[number](*([] if folder is None else [folder])))
         is_filled = weights is None or filled_by_name(made, weights)
         forward = called_by_its_names(made)
         if not is_filled:

@@ -130,6 +130,24 @@ def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
         assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
 
 
+def test_heads_of_flax_are_paired_with_the_fused_matrices_of_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = checked_with(MODELS["of Flax"], tmp_path, MODELS["attention of PyTorch"])
+    assert result.exit_code == 0, result.output
+    assert "matched only by order" not in " ".join(result.output.split())
+
+
+def test_a_parameter_that_a_new_module_fills_with_zeros_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = MODELS["attention of PyTorch"]
+    assert checked_with(theirs.replace("+ self.shift", ""), tmp_path, theirs).exit_code == 1
+    assert checked_with(theirs, tmp_path, theirs).exit_code == 0
+
+
 def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = checked_with(THEIRS.replace("nn.Linear(24, 16)", "nn.Linear(24, 16, bias=False)"), tmp_path)

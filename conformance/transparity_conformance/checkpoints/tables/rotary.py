@@ -9,12 +9,12 @@ from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables import rows as row
-from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 ORIGINAL = "original_max_position_embeddings"
 
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
-"""The rotary fields of config.json besides `rope_theta`."""
+"""The rotary fields of config.json besides `rope_theta`, which every `rope` row of a TOML table also reads."""
 
 KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
 """(key in config.json, field of `TransformerConfig`, function that checks the value) for a rotary scaling."""
@@ -78,7 +78,7 @@ SCALING: dict[str, Any] = {
 """The `TransformerConfig` fields about rotary scaling, with the values that mean no scaling."""
 
 
-def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
+def read_rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
     """Convert the rotary fields of `transformers` 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`). `head_dim`
     is the number of features per head; None if the family always rotates whole heads."""
     name, kind, given = _rotary_given(fields)
@@ -103,7 +103,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
         raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
-    found = {kind: SCALING | rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
+    found = {kind: SCALING | read_rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
     return {kind: {name: each[name] for name in ("rope_theta", *SCALING)} for kind, each in found.items()}
 
 
@@ -183,7 +183,7 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
     return {"rope_type": kind} | lists
 
 
-def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
+def write_rotary(config: TransformerConfig) -> dict[str, Any]:
     """Return the rotary fields in the forms of `transformers` 4 and 5; a published file has one of these two forms."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
@@ -199,13 +199,3 @@ def _rotated_share(config: TransformerConfig) -> float:
     """Return a `partial_rotary_factor` such that `int(head_dim * factor)` is `rotary_dim`, despite rounding."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
-
-
-def rope(
-    read: Callable[[Fields], dict[str, Any]] = rotary,
-    write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
-    **defaults: Any,
-) -> FieldRow:
-    return row.derived(
-        read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults
-    )

@@ -1,8 +1,7 @@
 """Rows of a family's table: conversions from fields of config.json to fields of `TransformerConfig`, and back.
 
-A row names the fields that it reads, and the values that `transformers` uses if a field is missing. `rename`, `flag`,
-`whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and
-its inverse. The functions `as_…` check and convert the value of a field.
+A row names the fields that it reads, and the values that `transformers` uses if a field is missing. Each function in
+`KINDS` makes a row from one row of a TOML table. The functions `as_…` check and convert the value of a field.
 """
 
 import dataclasses
@@ -79,13 +78,17 @@ def as_flag(fields: Fields, name: str) -> bool:
     return bool(fields[name])
 
 
-def as_head_width(
+def read_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
     """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise `{}`."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
+
+
+def write_head_width(config: TransformerConfig) -> dict[str, Any]:
+    return {"head_dim": config.head_dim}
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
@@ -161,11 +164,9 @@ def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -
     return _value(name, ours, default, as_whole, _same, written)
 
 
-def number(
-    name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
-) -> FieldRow:
-    """Return a row for a number greater than 0; `to` converts the value from config.json, and `back` is the inverse."""
-    return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
+def number(name: str, ours: str, default: Any = REQUIRED) -> FieldRow:
+    """Return a row for a number greater than 0."""
+    return _value(name, ours, default, as_number, _same, "")
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
@@ -177,8 +178,8 @@ def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRE
     return _value(name, ours, default, lambda fields, name: as_one_of(fields, name, values), write, "")
 
 
-def activation(name: str, default: Any = REQUIRED) -> FieldRow:
-    return enum(name, "activation", ACTIVATIONS, default)
+def activation(name: str, ours: str, default: Any = REQUIRED) -> FieldRow:
+    return enum(name, ours, ACTIVATIONS, default)
 
 
 def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
@@ -190,58 +191,33 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
     return _value(name, ours, default, choice, lambda value: value == on, "")
 
 
-def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row for several fields. A missing field without a value in `defaults` counts as null."""
-    return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
-
-
-def by_tensors(
-    read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
-) -> FieldRow:
-    """Return a row like `derived`; its function `read` also gets the names of all tensors."""
-    names = (*defaults, *reads)
-    return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
-
-
-def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
-    """Return the rows for the sizes of a model with one stack, `encoder` or `decoder`. `length` is the default of
-    `max_position_embeddings`. `inner` names the field with the width of feed-forwards."""
-    side = "source" if stack == "encoder" else "target"
-    return (
-        rename("vocab_size", f"{side}_vocab_size"),
-        rename("max_position_embeddings", "max_length", length),
-        rename("hidden_size", "embed_dim"),
-        rename("num_attention_heads", "num_heads"),
-        rename("num_hidden_layers", f"num_{stack}_layers"),
-        rename(inner, "feed_forward_dim"),
-    )
-
-
-def unwritten(config: TransformerConfig) -> dict[str, Any]:
-    """Write nothing, because another row or the tensors determine the value."""
-    return {}
-
-
-def tokens(**defaults: int | None) -> FieldRow:
+def tokens(defaults: Mapping[str, int | None]) -> FieldRow:
     """Return a row for the special tokens `pad`, `bos`, `eos` and `decoder_start`, with their defaults in
     `transformers`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
-    return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
+    return FieldRow("tokens", (), of_file, lambda fields, names: {}, write_nothing)
 
 
-def same(name: str, other: str, ours: str) -> FieldRow:
-    def read(fields: Fields) -> dict[str, Any]:
+def same(name: str, ours: str, other: str) -> FieldRow:
+    """Return a row for two fields that must have the same value."""
+
+    def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
         if fields[name] != fields[other]:
             raise wrong(other, fields[other], f"{as_json(fields[name])}, the value of {name}")
         return {ours: fields[name]}
 
-    return derived(read, lambda config: dict.fromkeys((name, other), getattr(config, ours)), name, other)
+    return FieldRow(name, (name, other), {}, read, lambda config: dict.fromkeys((name, other), getattr(config, ours)))
 
 
-def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
-    """Return a row for the width of a head, which may differ from embed_dim / num_heads."""
-    return derived(
-        lambda fields: as_head_width(fields, width, **sizes),
-        lambda config: {width: config.head_dim},
-        **{width: default},
-    )
+def read_nothing(fields: Fields) -> dict[str, Any]:
+    return {}
+
+
+def write_nothing(config: TransformerConfig) -> dict[str, Any]:
+    return {}
+
+
+KINDS: Mapping[str, Callable[..., FieldRow]] = {
+    each.__name__: each for each in (rename, flag, whole, number, enum, activation, switch, same)
+}
+"""The functions that make a row for one field, by the name of the row's kind in a TOML table."""

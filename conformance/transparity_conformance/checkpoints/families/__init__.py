@@ -68,8 +68,7 @@ def rows_of(fields: Mapping[str, Any]) -> dict[str, FieldRow]:
     for name, said in tables.items():
         (kind, value), *arguments = said.items()
         if kind in row.KINDS:
-            ours = tuple(value) if isinstance(value, list) else value
-            found[name] = row.KINDS[kind](name, ours, **dict(arguments))
+            found[name] = row.KINDS[kind](name, value, **dict(arguments))
         elif (kind, value) not in converted:
             converted.add((kind, value))
             together = {each: other for each, other in tables.items() if other.get(kind) == value}

@@ -126,7 +126,3 @@ def read_part(fields: Fields) -> dict[str, Any]:
 
 def write_part(config: TransformerConfig) -> dict[str, Any]:
     return {"partial_rotary_factor": 1.0} | write_rotary(config)
-
-
-def write_silu(config: TransformerConfig) -> dict[str, Any]:
-    return {"hidden_act": "silu"}

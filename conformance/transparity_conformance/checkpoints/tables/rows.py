@@ -4,10 +4,10 @@ A row names the fields that it reads, and the values that `transformers` uses if
 `KINDS` makes a row from one row of a TOML table. The functions `as_…` check and convert the value of a field.
 """
 
-import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,9 +105,6 @@ Read = Callable[[Fields], dict[str, Any]]
 Write = Callable[[TransformerConfig], dict[str, Any]]
 """A function that converts a configuration to fields of config.json; the inverse of `Read` for the family's models."""
 
-Value = Callable[[Fields, str], Any]
-"""A function that checks and converts the value of a field."""
-
 REQUIRED = object()
 """Marks a field that has no default."""
 
@@ -128,67 +125,55 @@ class FieldRow:
     """The `TransformerConfig` fields that get the value of config.json unchanged."""
 
 
-def _value(
-    name: str, ours: str | tuple[str, ...], default: Any, value: Value, back: Callable[[Any], Any], written: str
+CHECKS: Mapping[str, Callable[[Fields, str], Any]] = {
+    "rename": lambda fields, name: fields[name],
+    "flag": as_flag,
+    "whole": as_whole,
+    "number": as_number,
+    "activation": as_activation,
+}
+"""Kinds of rows for one field, with functions that check and convert the value of the field."""
+
+
+def one_field(
+    kind: str,
+    name: str,
+    ours: str | Sequence[str],
+    *,
+    default: Any = REQUIRED,
+    written: str = "",
+    values: Mapping[str, str] | None = None,
 ) -> FieldRow:
-    names = (ours,) if isinstance(ours, str) else ours
+    """Return a row for a field of the kind `enum`, or of a kind in `CHECKS`.
+
+    `ours` is the name, or several names, in `TransformerConfig`. `default` is the value that `transformers` uses for a
+    missing field. `written` is the attribute that is written to config.json, by default the first of `ours`. An `enum`
+    has `values`; if several texts in `values` have the same meaning, the first is written.
+    """
+    names = (ours,) if isinstance(ours, str) else tuple(ours)
+    choices = ACTIVATIONS if kind == "activation" else values
+
+    def read(fields: Fields, tensors: Collection[str]) -> dict[str, Any]:
+        value = CHECKS[kind](fields, name) if values is None else as_one_of(fields, name, values)
+        return dict.fromkeys(names, value)
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        value = getattr(config, written or names[0])
+        return {name: value if choices is None else next((each for each in choices if choices[each] == value), None)}
+
+    defaults = {} if default is REQUIRED else {name: default}
+    return FieldRow(name, (name,), defaults, read, write, names if kind == "rename" else ())
+
+
+def switch(name: str, ours: str, on: str, off: str, default: bool) -> FieldRow:
+    """Return a row for a boolean that chooses between two values; null means false."""
     return FieldRow(
         name,
         (name,),
-        {} if default is REQUIRED else {name: default},
-        lambda fields, _: dict.fromkeys(names, value(fields, name)),
-        lambda config: {name: back(getattr(config, written or names[0]))},
+        {name: default},
+        lambda fields, tensors: {ours: on if as_flag(fields, name) else off},
+        lambda config: {name: getattr(config, ours) == on},
     )
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field that has another name in `TransformerConfig`, but the same value.
-
-    `ours` is the name, or several names, in `TransformerConfig`. `default` is the value that `transformers` uses for a
-    missing field. `written` is the attribute that is written to config.json, by default the first of `ours`.
-    """
-    row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
-    return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
-
-
-def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean, where null means false."""
-    return _value(name, ours, default, as_flag, _same, "")
-
-
-def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    return _value(name, ours, default, as_whole, _same, written)
-
-
-def number(name: str, ours: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a number greater than 0."""
-    return _value(name, ours, default, as_number, _same, "")
-
-
-def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string. If several strings in `values` have the same meaning, the first is written."""
-
-    def write(value: str) -> Any:
-        return next((theirs for theirs, each in values.items() if each == value), None)
-
-    return _value(name, ours, default, lambda fields, name: as_one_of(fields, name, values), write, "")
-
-
-def activation(name: str, ours: str, default: Any = REQUIRED) -> FieldRow:
-    return enum(name, ours, ACTIVATIONS, default)
-
-
-def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean that chooses between two values; null means false."""
-
-    def choice(fields: Fields, name: str) -> str:
-        return on if as_flag(fields, name) else off
-
-    return _value(name, ours, default, choice, lambda value: value == on, "")
 
 
 def tokens(defaults: Mapping[str, int | None]) -> FieldRow:
@@ -218,6 +203,8 @@ def write_nothing(config: TransformerConfig) -> dict[str, Any]:
 
 
 KINDS: Mapping[str, Callable[..., FieldRow]] = {
-    each.__name__: each for each in (rename, flag, whole, number, enum, activation, switch, same)
+    **{kind: functools.partial(one_field, kind) for kind in (*CHECKS, "enum")},
+    "switch": switch,
+    "same": same,
 }
-"""The functions that make a row for one field, by the name of the row's kind in a TOML table."""
+"""The functions that make a row without a codec, by the name of the row's kind in a TOML table."""

@@ -17,12 +17,11 @@ table `[sizes]`; these sizes begin the `example`. `classifier` is the NAME of a 
 fields of `Classifier`.
 """
 
-import dataclasses
 import functools
 import importlib
 import pkgutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,9 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow
 
 OWN = ("model", "example", "sizes", "classifier")
 """The keys that a table does not take from the table that it is like."""
+
+CHANGES = ("like", "without", "without_tensors", "defaults")
+"""The keys that change the rows of the table that a table is like."""
 
 STACKS = ("encoder", "decoder")
 
@@ -50,7 +52,11 @@ def tables() -> Mapping[str, Mapping[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(Path(__file__).parent.glob("*.toml")):
         for name, table in _with_null(tomllib.loads(file.read_text(encoding="utf-8"))).items():
-            found[name] = found.get(name, {}) | table  # several files have `sizes` and `classifiers`
+            rows = {
+                field: {"rename": said} if isinstance(said, str) else said
+                for field, said in table.pop("fields", {}).items()
+            }
+            found[name] = found.get(name, {"fields": rows}) | table  # several files have `sizes` and `classifiers`
     return found
 
 
@@ -60,66 +66,54 @@ def _with_null(value: Any) -> Any:
     return None if value == "null" else value
 
 
-def rows_of(fields: Mapping[str, Any]) -> dict[str, FieldRow]:
-    """Return the rows of a table's `fields`, by the name of the first field."""
-    tables = {name: {"rename": said} if isinstance(said, str) else said for name, said in fields.items()}
-    found: dict[str, FieldRow] = {}
+@functools.cache
+def merged(name: str) -> dict[str, Any]:
+    """Return a table with all rows of the table that it is like."""
+    own = tables()[name]
+    base = merged(own["like"]) if "like" in own else {}
+    found = {key: value for key, value in base.items() if key not in OWN}
+    found |= {key: value for key, value in own.items() if key not in CHANGES}
+    gone = {"fields": own.get("without", ()), **dict.fromkeys(("tensors", "modules"), own.get("without_tensors", ()))}
+    for key in ("always", "fields", "tensors", "modules"):
+        kept = {each: said for each, said in base.get(key, {}).items() if not is_any(each, gone.get(key, ()))}
+        found[key] = kept | own.get(key, {})
+    for field, value in own.get("defaults", {}).items():
+        found["fields"][field] = found["fields"][field] | {"default": value}
+    return found
+
+
+def is_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def rows_of(fields: Mapping[str, Mapping[str, Any]]) -> Iterator[FieldRow]:
     converted = set()
-    for name, said in tables.items():
+    for name, said in fields.items():
         (kind, value), *arguments = said.items()
         if kind in row.KINDS:
-            found[name] = row.KINDS[kind](name, value, **dict(arguments))
-        elif (kind, value) not in converted:
-            converted.add((kind, value))
-            together = {each: other for each, other in tables.items() if other.get(kind) == value}
-            found[name] = _converted(kind, value, together)
-    return found
+            yield row.KINDS[kind](name, value, **dict(arguments))
+        elif value not in converted:
+            converted.add(value)
+            yield _converted(kind, value, {each: other for each, other in fields.items() if other.get(kind) == value})
 
 
 def _converted(kind: str, codec: str, fields: Mapping[str, Mapping[str, Any]]) -> FieldRow:
     known, first = functions(), next(iter(fields))
     if known.keys().isdisjoint((f"read_{codec}", f"write_{codec}")):
         raise LookupError(f"There is no function read_{codec} or write_{codec}, which the row {first} requires.")
-    read: Callable[..., Any] = functools.partial(
-        known.get(f"read_{codec}", row.read_nothing), **fields[first].get("given", {})
-    )
+    read: Callable[..., Any] = known.get(f"read_{codec}", row.read_nothing)
     write = known.get(f"write_{codec}", rotary.write_rotary if kind == "rope" else row.write_nothing)
     defaults = {name: said["default"] for name, said in fields.items() if "default" in said}
     further = {"codec": tuple(fields), "rope": rotary.ROTARY, "by_tensors": ()}[kind]
     reads = (*defaults, *(name for name in further if name not in defaults))
     if kind == "by_tensors":
-        return FieldRow(first, reads, defaults, read, write)
+        return FieldRow(first, reads, defaults, functools.partial(read, **fields[first].get("given", {})), write)
     return FieldRow(first, reads, defaults, lambda fields, names: read(fields), write)
 
 
-@functools.cache
-def merged(name: str) -> dict[str, Any]:
-    """Return a table with all rows of the table that it is like."""
-    table = tables()[name]
-    own = {key: value for key, value in table.items() if key not in OWN}
-    base = merged(own.pop("like")) if "like" in own else {}
-    rows = dict(base.get("rows", {}))
-    for gone in own.pop("without", ()):
-        del rows[gone]
-    rows |= rows_of(own.pop("fields", {}))
-    rows |= {"tokens": row.tokens(own.pop("tokens"))} if "tokens" in own else {}
-    of_field = {field: each for each in rows.values() for field in each.reads}
-    for field, value in own.pop("defaults", {}).items():
-        changed = rows[of_field[field].name]
-        rows[changed.name] = dataclasses.replace(changed, defaults={**changed.defaults, field: value})
-    always = base.get("always", {}) | own.pop("always", {})
-    gone = own.pop("without_tensors", [])
-    own |= {key: _kept(base.get(key, {}), gone) | own.get(key, {}) for key in ("tensors", "modules")}
-    return base | own | {"rows": rows, "always": always}
-
-
-def _kept(names: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
-    return {theirs: ours for theirs, ours in names.items() if not any(fnmatch(theirs, each) for each in patterns)}
-
-
 def names_of(tensors: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, str | StoredTensor]:
-    """Return the table of tensors; a tensor that is not stored like the parameter has the function `flat` or
-    `transposed` before the name of the parameter."""
+    """Return the names of all tensors. In the row of a tensor that is not stored like the parameter, the function
+    `flat` or `transposed` stands before the name of the parameter."""
     stored = {"flat": flat, "transposed": transposed}
     every = dict(tensors)
     every |= {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in modules.items() for leaf in ("weight", "bias")}
@@ -134,16 +128,17 @@ def names_of(tensors: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str
 
 
 def family(name: str) -> Family:
-    table, rest = tables()[name], merged(name)
-    rest = {key: functions()[value] if isinstance(value, str) else value for key, value in rest.items()}
-    rest |= {"rows": tuple(rest["rows"].values()), "names": names_of(rest.pop("tensors"), rest.pop("modules"))}
+    table, known = dict(merged(name)), functions()
+    rows = [*rows_of(table.pop("fields")), *([row.tokens(table.pop("tokens"))] if "tokens" in table else [])]
+    names = names_of(table.pop("tensors"), table.pop("modules"))
+    table |= {key: known[table[key]] for key in ("packed", "absent", "copies") if key in table}
+    table["only"] = {field: tuple(values) for field, values in table.get("only", {}).items()}
+    table["computed"] = {tensor: known[function] for tensor, function in table.get("computed", {}).items()}
+    table["example"] = tables()["sizes"].get(table.pop("sizes", ""), {}) | table.get("example", {})
     if "classifier" in table:
         own = dict(tables()["classifiers"][table["classifier"]])
-        rest["classifier"] = Classifier(names=names_of(own.pop("tensors", {}), own.pop("modules", {})), **own)
-    rest["only"] = {field: tuple(values) for field, values in rest.get("only", {}).items()}
-    rest["computed"] = {tensor: functions()[each] for tensor, each in rest.get("computed", {}).items()}
-    sizes = tables()["sizes"][table["sizes"]] if "sizes" in table else {}
-    return Family(model=table["model"], example=sizes | table.get("example", {}), **rest)
+        table["classifier"] = Classifier(names=names_of(own.pop("tensors", {}), own.pop("modules", {})), **own)
+    return Family(rows=tuple(rows), names=names, **table)
 
 
 FAMILIES: Mapping[str, Family] = {name: family(name) for name in sorted(tables()) if "model" in tables()[name]}

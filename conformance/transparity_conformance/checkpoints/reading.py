@@ -319,5 +319,5 @@ def _sha256(tensor: TensorBytes) -> str:
         if len(piece) < count:
             missing = count - len(piece)
             raise CheckpointError(f"{tensor.path} is truncated; expected {missing} more bytes: copy the file again.")
-        found.update(piece)
+        found.update(piece.data)
     return found.hexdigest()

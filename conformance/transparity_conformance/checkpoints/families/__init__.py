@@ -52,11 +52,7 @@ def tables() -> Mapping[str, Mapping[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(Path(__file__).parent.glob("*.toml")):
         for name, table in _with_null(tomllib.loads(file.read_text(encoding="utf-8"))).items():
-            rows = {
-                field: {"rename": said} if isinstance(said, str) else said
-                for field, said in table.pop("fields", {}).items()
-            }
-            found[name] = found.get(name, {"fields": rows}) | table  # several files have `sizes` and `classifiers`
+            found[name] = found.get(name, {}) | table  # several files have `sizes` and `classifiers`
     return found
 
 
@@ -77,9 +73,10 @@ def merged(name: str) -> dict[str, Any]:
     for key in ("always", "fields", "tensors", "modules"):
         kept = {each: said for each, said in base.get(key, {}).items() if not is_any(each, gone.get(key, ()))}
         found[key] = kept | own.get(key, {})
+    fields = {each: {"rename": said} if isinstance(said, str) else said for each, said in found["fields"].items()}
     for field, value in own.get("defaults", {}).items():
-        found["fields"][field] = found["fields"][field] | {"default": value}
-    return found
+        fields[field] = fields[field] | {"default": value}
+    return found | {"fields": fields}
 
 
 def is_any(name: str, patterns: Iterable[str]) -> bool:

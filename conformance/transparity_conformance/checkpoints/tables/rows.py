@@ -72,6 +72,11 @@ def as_number(fields: Fields, name: str) -> float:
     return float(found)
 
 
+def as_numbers(fields: Fields, name: str) -> tuple[float, ...]:
+    listed = fields[name] if isinstance(fields[name], list) else [None]
+    return tuple(as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
+
+
 def as_flag(fields: Fields, name: str) -> bool:
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
@@ -114,7 +119,7 @@ class FieldRow:
     """A row for one field of config.json, or for several fields that are converted together."""
 
     name: str
-    """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
+    """The name of the first field."""
     reads: tuple[str, ...]
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field without a default is null or raises."""
@@ -130,6 +135,7 @@ CHECKS: Mapping[str, Callable[[Fields, str], Any]] = {
     "flag": as_flag,
     "whole": as_whole,
     "number": as_number,
+    "numbers": as_numbers,
     "activation": as_activation,
 }
 """Kinds of rows for one field, with functions that check and convert the value of the field."""

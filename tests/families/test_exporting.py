@@ -1,5 +1,8 @@
 import dataclasses
+import importlib
 import json
+import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from tests.helpers import invoke, refused
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
+from transparity_conformance.checkpoints import families
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import accepted_by, export_checkpoint
 from transparity_conformance.checkpoints.families import FAMILIES
@@ -32,6 +36,22 @@ def model(name: str) -> tuple[str, TransformerConfig, Arrays]:
     model_type = name.partition(", ")[0]
     config = TransformerConfig.from_dict(example_config(model_type).as_dict() | CHANGES.get(name, {}))
     return model_type, config, probe_parameters(config)
+
+
+def test_rows_name_every_function_of_a_family_by_a_unique_name() -> None:
+    modules = [
+        importlib.import_module(each.name) for each in pkgutil.iter_modules(families.__path__, f"{families.__name__}.")
+    ]
+    defined = [
+        name
+        for module in modules
+        for name, found in vars(module).items()
+        if getattr(found, "__module__", "") == module.__name__ and name.startswith(("read_", "write_", "packed_"))
+    ]
+    text = "".join(file.read_text(encoding="utf-8") for file in Path(families.__file__).parent.glob("*.toml"))
+    named = {*re.findall(r'"(\w+)"', text)}
+    assert len(defined) == len({*defined})
+    assert [name for name in defined if not {name, name.partition("_")[2]} & named] == []
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -13,7 +13,7 @@ from tests.helpers import refused
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.families.llama import LLAMA
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import family_called, import_checkpoint, parameters_from
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError
@@ -89,6 +89,7 @@ def test_a_folder_without_such_a_section_is_refused(pair: Path, tmp_path: Path) 
             import_checkpoint(folder / "text_config")
 
 
+LLAMA = FAMILIES["llama"]
 NAMES: Table = {name.replace(".mlp.", ".feed_forward."): ours for name, ours in LLAMA.names.items()}
 LAYERS, LENGTH = 4, 23
 

@@ -76,39 +76,13 @@ def fused(
     }
 
 
-def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:
-    """Return the table entries for linear layers and norms. `pairs` maps module names in the file to names in the
-    reference; `theirs` and `ours` are the prefixes of these names."""
-    return weights(pairs, theirs, ours, ("weight", "bias"))
-
-
-def weights(
-    pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
-) -> dict[str, str | StoredTensor]:
-    there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
-    return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
-
-
-def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    return {query: "query", key: "key", value: "value", output: "output"}
-
-
-GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
-
-
-def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
-
-
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
     """Return the parameters in each tensor of `names`; leave out tensors that the table does not contain."""
-    patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
+    bare = {name: without_prefix(name, prefixes) for name in names}
+    matched = _matches(bare.values(), table)
     found = {}
-    for name in names:
-        bare = without_prefix(name, prefixes)
-        for pattern, parts in patterns:
-            if match := pattern.fullmatch(bare):
-                found[name] = tuple((_numbered(ours, match.groupdict()), make) for ours, make in parts)
+    for name, (theirs, numbers) in ((name, matched[own]) for name, own in bare.items() if own in matched):
+        found[name] = tuple((_numbered(ours, numbers), make) for ours, make in _as_parts(table[theirs]))
     return found
 
 
@@ -118,20 +92,19 @@ def without_prefix(name: str, prefixes: Sequence[str]) -> str:
 
 
 def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> bool:
-    return any(_pattern(pattern).fullmatch(without_prefix(name, prefixes)) for pattern in patterns)
+    return bool(_matches([without_prefix(name, prefixes)], patterns))
 
 
 def called(parameter: str, table: Table) -> str:
-    found = _entries([parameter], table).get(parameter)
-    return parameter if found is None else _numbered(found[0], dict(found[1]))
+    return next((_numbered(*found) for found in _entries([parameter], table).values()), parameter)
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
     """Convert parameters to tensors without prefixes in their names; the inverse of `parts_of`. If a parameter has
     several tensors in the table, use the first. Tensors keep the dtype. Leave out parameters outside the table."""
     tensors = {}
-    for theirs, found_numbers in dict.fromkeys(_entries(parameters, table).values()):
-        stored, numbers = table[theirs], dict(found_numbers)
+    for theirs, numbers in dict.fromkeys(_entries(parameters, table).values()):
+        stored = table[theirs]
         names = [_numbered(ours, numbers) for ours, _ in _as_parts(stored)]
         if any(name not in parameters for name in names):
             continue
@@ -141,21 +114,29 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
     return tensors
 
 
-Entry = tuple[str, tuple[tuple[str, str], ...]]
-"""(name in the table, pairs of a placeholder and the number that replaces it)."""
+Match = tuple[str, tuple[tuple[str, str], ...]]
+"""(pattern, pairs of a placeholder and the number that replaces it)."""
 
 
-def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
-    alike: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for theirs, ours in table.items():
-        for name, _ in _as_parts(ours):
-            alike.setdefault(_unnumbered(name), []).append((theirs, _pattern(name)))
-    found: dict[str, Entry] = {}
-    for parameter in parameters:
-        for theirs, pattern in alike.get(_unnumbered(parameter), ()):
-            if match := pattern.fullmatch(parameter):
-                found[parameter] = theirs, tuple(match.groupdict().items())
-                break
+def _entries(parameters: Iterable[str], table: Table) -> dict[str, Match]:
+    """Return the first entry of the table for each parameter, as the name of its tensor."""
+    tensors: dict[str, str] = {}
+    for theirs, stored in table.items():
+        for ours, _ in _as_parts(stored):
+            tensors.setdefault(ours, theirs)
+    return {name: (tensors[ours], numbers) for name, (ours, numbers) in _matches(parameters, tensors).items()}
+
+
+def _matches(names: Iterable[str], patterns: Iterable[str]) -> dict[str, Match]:
+    """Return the first pattern that each name matches; leave out other names."""
+    alike: dict[str, list[str]] = {}
+    for pattern in patterns:
+        alike.setdefault(_unnumbered(pattern), []).append(pattern)
+    found: dict[str, Match] = {}
+    for name in names:
+        for pattern in alike.get(_unnumbered(name), ()):
+            if match := _pattern(pattern).fullmatch(name):
+                found.setdefault(name, (pattern, tuple(match.groupdict().items())))
     return found
 
 
@@ -174,7 +155,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{(i|e)\\\}", r"(?P<\1>\\d+)", re.escape(name)))
 
 
-def _numbered(name: str, numbers: Mapping[str, str]) -> str:
-    for key, number in numbers.items():
+def _numbered(name: str, numbers: Iterable[tuple[str, str]]) -> str:
+    for key, number in numbers:
         name = name.replace(f"{{{key}}}", number)
     return name

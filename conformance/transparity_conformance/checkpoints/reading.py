@@ -5,6 +5,7 @@ A file stores experts in MXFP4 as two tensors of bytes, which `load_experts` com
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -288,3 +289,35 @@ def _in_bytes(path: Path, name: str) -> TensorBytes:
     if found.dtype != "U8":
         raise CheckpointError(f"{shown(name)} of {path} has the dtype {found.dtype}; expected U8, the bytes of MXFP4.")
     return found
+
+
+PIECE = 2**24
+
+Progress = Callable[[str, int, int], None]
+
+
+def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
+    return {name: tensor_bytes(path, name) for name, path in where.items()}
+
+
+def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:
+    """Yield the name and the sha256 of each tensor, file by file; raise `CheckpointError` if a file cannot be read."""
+    files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))
+    for number, path in enumerate(files):
+        progress(f"hashing {path.name}", number, len(files))
+        yield from ((name, _sha256(tensor)) for name, tensor in tensors.items() if tensor.path == path)
+
+
+def _sha256(tensor: TensorBytes) -> str:
+    found = hashlib.sha256()
+    for first in range(0, tensor.size, PIECE):
+        count = min(PIECE, tensor.size - first)
+        try:
+            piece = tensor.read(first, count)
+        except OSError as error:
+            raise CheckpointError(f"{tensor.path} cannot be read: {reason(error)}.") from None
+        if len(piece) < count:
+            missing = count - len(piece)
+            raise CheckpointError(f"{tensor.path} is truncated; expected {missing} more bytes: copy the file again.")
+        found.update(piece.data)
+    return found.hexdigest()

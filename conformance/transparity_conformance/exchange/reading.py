@@ -19,9 +19,8 @@ from transparity.limits.lazy import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
-from transparity_conformance.checkpoints.hashing import hashes, headers
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
-from transparity_conformance.checkpoints.reading import tensor_files
+from transparity_conformance.checkpoints.reading import hashes, headers, tensor_files
 from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress
 from transparity_conformance.exchange.bundle import Bundle, Section, check_name, check_section, received, section_of
 from transparity_conformance.exchange.manifest import (

@@ -14,10 +14,9 @@ from transparity.text import reason
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.checkpoints.hashing import Progress, hashes, headers
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.layers import open_for_pieces, pieces
-from transparity_conformance.checkpoints.reading import tensor_files
+from transparity_conformance.checkpoints.reading import Progress, hashes, headers, tensor_files
 from transparity_conformance.exchange.bundle import Bundle, bundle_probes, check_dtype, check_name, in_order, section_of
 from transparity_conformance.exchange.manifest import (
     CHECKPOINT,

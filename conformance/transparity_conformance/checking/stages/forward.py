@@ -18,9 +18,8 @@ from transparity_conformance.checking.calls import answer_or_error, run_all
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
 from transparity_conformance.checking.stages.reach import can_be_walked
-from transparity_conformance.checkpoints.hashing import headers
 from transparity_conformance.checkpoints.importing import InFolder
-from transparity_conformance.checkpoints.reading import tensor_files
+from transparity_conformance.checkpoints.reading import headers, tensor_files
 from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.diagnosis.reach.coverage import DRAWN, coverage_of
 from transparity_conformance.diagnosis.search.answer import Answer

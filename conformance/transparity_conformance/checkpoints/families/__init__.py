@@ -1,15 +1,141 @@
-"""Families of models: the tables of config.json fields and tensor names, by `model_type`."""
+"""Families of models, by `model_type`: NAME.toml describes families, and NAME.py has the functions that its rows name.
 
+A table with a `model` is a family. Other tables contain rows that several families share. `like` names another table,
+whose rows the table changes. "null" stands for null. The keys of a table are fields of `Family`, and these keys.
+
+`fields` has a row for each field of config.json: the name of our field, or a kind of row with its arguments. A kind is
+one of `rows.KINDS`, or a codec. Fields with the same `codec` are converted together, by the functions `read_CODEC` and
+`write_CODEC`. `rope` is a codec that also reads all rotary fields. `by_tensors` is a codec that gets the names of all
+tensors, and reads only fields with a default. `given` has further arguments of `read_CODEC`.
+
+`modules` has the names of layers and norms, each for a weight and a bias. `tensors` has the names of single tensors. In
+a name, `{i}` is the number of a layer, and `{e}` the number of an expert. A name with `{stack}` stands for each stack.
+
+`without` and `without_tensors` list rows, and patterns of names, to leave out of the other table. `defaults` has other
+defaults for fields of the other table, and `tokens` has the defaults of the special tokens. `sizes` is a name in the
+table `[sizes]`; these sizes begin the `example`. `classifier` is the NAME of a table `[classifiers.NAME]`, which has
+fields of `Classifier`.
+"""
+
+import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
 
-from transparity_conformance.checkpoints.tables.codecs import Family
+from transparity_conformance.checkpoints.naming import StoredTensor, flat, transposed
+from transparity_conformance.checkpoints.tables import kinds, rotary
+from transparity_conformance.checkpoints.tables import rows as row
+from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
+from transparity_conformance.checkpoints.tables.rows import FieldRow
 
-FAMILIES: Mapping[str, Family] = dict(
-    sorted(
-        (model_type, family)
-        for module in pkgutil.iter_modules(__path__, f"{__name__}.")
-        for model_type, family in importlib.import_module(module.name).FAMILIES.items()
-    )
-)
+OWN = ("model", "example", "sizes", "classifier")
+"""The keys that a table does not take from the table that it is like."""
+
+CHANGES = ("like", "without", "without_tensors", "defaults")
+"""The keys that change the rows of the table that a table is like."""
+
+STACKS = ("encoder", "decoder")
+
+
+@functools.cache
+def functions() -> Mapping[str, Callable[..., Any]]:
+    modules = [importlib.import_module(each.name) for each in pkgutil.iter_modules(__path__, f"{__name__}.")]
+    return {name: found for module in (row, kinds, rotary, *modules) for name, found in vars(module).items()}
+
+
+@functools.cache
+def tables() -> Mapping[str, Mapping[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted(Path(__file__).parent.glob("*.toml")):
+        for name, table in _with_null(tomllib.loads(file.read_text(encoding="utf-8"))).items():
+            found[name] = found.get(name, {}) | table  # several files have `sizes` and `classifiers`
+    return found
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_null(each) for key, each in value.items()}
+    return None if value == "null" else value
+
+
+@functools.cache
+def merged(name: str) -> dict[str, Any]:
+    """Return a table with all rows of the table that it is like."""
+    own = tables()[name]
+    base = merged(own["like"]) if "like" in own else {}
+    found = {key: value for key, value in base.items() if key not in OWN}
+    found |= {key: value for key, value in own.items() if key not in CHANGES}
+    gone = {"fields": own.get("without", ()), **dict.fromkeys(("tensors", "modules"), own.get("without_tensors", ()))}
+    for key in ("always", "fields", "tensors", "modules"):
+        kept = {each: said for each, said in base.get(key, {}).items() if not is_any(each, gone.get(key, ()))}
+        found[key] = kept | own.get(key, {})
+    fields = {each: {"rename": said} if isinstance(said, str) else said for each, said in found["fields"].items()}
+    for field, value in own.get("defaults", {}).items():
+        fields[field] = fields[field] | {"default": value}
+    return found | {"fields": fields}
+
+
+def is_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def rows_of(fields: Mapping[str, Mapping[str, Any]]) -> Iterator[FieldRow]:
+    converted = set()
+    for name, said in fields.items():
+        (kind, value), *arguments = said.items()
+        if kind in row.KINDS:
+            yield row.KINDS[kind](name, value, **dict(arguments))
+        elif value not in converted:
+            converted.add(value)
+            yield _converted(kind, value, {each: other for each, other in fields.items() if other.get(kind) == value})
+
+
+def _converted(kind: str, codec: str, fields: Mapping[str, Mapping[str, Any]]) -> FieldRow:
+    known, first = functions(), next(iter(fields))
+    if known.keys().isdisjoint((f"read_{codec}", f"write_{codec}")):
+        raise LookupError(f"There is no function read_{codec} or write_{codec}, which the row {first} requires.")
+    read: Callable[..., Any] = known.get(f"read_{codec}", row.read_nothing)
+    write = known.get(f"write_{codec}", rotary.write_rotary if kind == "rope" else row.write_nothing)
+    defaults = {name: said["default"] for name, said in fields.items() if "default" in said}
+    further = {"codec": tuple(fields), "rope": rotary.ROTARY, "by_tensors": ()}[kind]
+    reads = (*defaults, *(name for name in further if name not in defaults))
+    if kind == "by_tensors":
+        return FieldRow(first, reads, defaults, functools.partial(read, **fields[first].get("given", {})), write)
+    return FieldRow(first, reads, defaults, lambda fields, names: read(fields), write)
+
+
+def names_of(tensors: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, str | StoredTensor]:
+    """Return the names of all tensors. In the row of a tensor that is not stored like the parameter, the function
+    `flat` or `transposed` stands before the name of the parameter."""
+    stored = {"flat": flat, "transposed": transposed}
+    every = dict(tensors)
+    every |= {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in modules.items() for leaf in ("weight", "bias")}
+    found: dict[str, str | StoredTensor] = {}
+    for theirs, ours in every.items():
+        if isinstance(ours, dict):
+            ((form, parameter),) = ours.items()
+            found[theirs] = stored[form](parameter)
+        for stack in STACKS if isinstance(ours, str) else ():
+            found[theirs.replace("{stack}", stack)] = ours.replace("{stack}", stack)
+    return found
+
+
+def family(name: str) -> Family:
+    table, known = dict(merged(name)), functions()
+    rows = [*rows_of(table.pop("fields")), *([row.tokens(table.pop("tokens"))] if "tokens" in table else [])]
+    names = names_of(table.pop("tensors"), table.pop("modules"))
+    table |= {key: known[table[key]] for key in ("packed", "absent", "copies") if key in table}
+    table["only"] = {field: tuple(values) for field, values in table.get("only", {}).items()}
+    table["computed"] = {tensor: known[function] for tensor, function in table.get("computed", {}).items()}
+    table["example"] = tables()["sizes"].get(table.pop("sizes", ""), {}) | table.get("example", {})
+    if "classifier" in table:
+        own = dict(tables()["classifiers"][table["classifier"]])
+        table["classifier"] = Classifier(names=names_of(own.pop("tensors", {}), own.pop("modules", {})), **own)
+    return Family(rows=tuple(rows), names=names, **table)
+
+
+FAMILIES: Mapping[str, Family] = {name: family(name) for name in sorted(tables()) if "model" in tables()[name]}

@@ -4,10 +4,8 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.families.bert import EXAMPLE
-from transparity_conformance.checkpoints.naming import Table, fused, linears
+from transparity_conformance.checkpoints.naming import Table, fused
 from transparity_conformance.checkpoints.tables import rows as row
-from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
 from transparity_conformance.checkpoints.tables.kinds import (
     FULL,
     SLIDING,
@@ -25,14 +23,14 @@ FIRST = "first"
 """The kind of layer 0, which has no norm before attention."""
 
 
-def _packed(config: TransformerConfig) -> Table:
+def packed_modernbert(config: TransformerConfig) -> Table:
     roles = {"query": config.attention_dim, "key": config.attention_dim, "value": config.attention_dim}
     halves = {"gate": config.feed_forward_dim, "up": config.feed_forward_dim}
     attention = fused("layers.{i}.attn.Wqkv", roles, f"{LAYER}.self_attention")
     return attention | fused("layers.{i}.mlp.Wi", halves, f"{LAYER}.feed_forward")
 
 
-def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+def read_head_modernbert(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     """Choose hidden states for a classifier, or if the masked-language head is missing or has its own activation."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
@@ -43,7 +41,7 @@ def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     return {"head": "logits", "head_transform": True, "tied_head": row.as_flag(fields, "tie_word_embeddings")}
 
 
-def _write_head(config: TransformerConfig) -> dict[str, Any]:
+def write_head_modernbert(config: TransformerConfig) -> dict[str, Any]:
     return {
         "classifier_activation": row.activation_name(config),
         "tie_word_embeddings": config.tied_head or config.head in ("hidden", "pooled"),
@@ -51,7 +49,7 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _layers(fields: Fields) -> dict[str, Any]:
+def read_layers_modernbert(fields: Fields) -> dict[str, Any]:
     window = row.as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
     thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
     own = {kind: {"rope_theta": row.as_number(fields, theta)} for kind, theta in thetas.items()}
@@ -65,7 +63,7 @@ def _layers(fields: Fields) -> dict[str, Any]:
     return found | by_kind([FIRST, *kinds[1:]] if kinds else [], facts)
 
 
-def _write_layers(config: TransformerConfig) -> dict[str, Any]:
+def write_layers_modernbert(config: TransformerConfig) -> dict[str, Any]:
     kinds = layer_kinds(config)
     own = dict(zip(reversed(kinds), reversed(own_layers(config)), strict=True))  # the first layer of each kind
     rotated = {kind: own.get(kind, config) for kind in (SLIDING, FULL)}
@@ -77,54 +75,3 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
             kind: {"rope_theta": each.rope_theta} | written_scaling(each) for kind, each in rotated.items()
         },
     }
-
-
-MODERNBERT = Family(
-    model="ModernBertModel",
-    example=EXAMPLE
-    | {"num_hidden_layers": 3, "global_attn_every_n_layers": 2, "local_attention": 8}
-    | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-    always={"architecture": "encoder", "norm": "layer", "norm_position": "pre", "final_norm": True}
-    | {"gated": True, "embedding_norm": True},
-    rows=(
-        *row.sizes("encoder", 8192),
-        row.rename("norm_eps", "norm_eps", 1e-5),
-        row.activation("hidden_activation", "gelu"),
-        row.by_tensors(_head, _write_head, classifier_activation="gelu", tie_word_embeddings=True),
-        row.flag("attention_bias", ("qkv_bias", "output_bias"), False),
-        row.flag("mlp_bias", "feed_forward_bias", False),
-        row.flag("norm_bias", "norm_bias", False),
-        row.flag("classifier_bias", "head_transform_bias", False),
-        row.enum("classifier_pooling", "pooling", {"cls": "first", "mean": "mean"}, "cls"),
-        row.flag("decoder_bias", "head_bias", True),
-        row.derived(
-            *(_layers, _write_layers, "rope_parameters"),
-            local_attention=128,
-            layer_types=None,
-            global_attn_every_n_layers=3,
-            global_rope_theta=160_000.0,
-            local_rope_theta=10_000.0,
-        ),
-        row.tokens(pad=50_283, bos=50_281, eos=50_282),
-    ),
-    only={"rope_scaling": (), "partial_rotary_factor": (1,)},
-    unneeded=(
-        *("attention_dropout", "embedding_dropout", "mlp_dropout", "cls_token_id"),
-        *("initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index"),
-        *("reference_compile", "repad_logits_with_grad", "layer_norm_eps", "position_embedding_type"),
-    ),
-    names={
-        "embeddings.tok_embeddings.weight": "encoder.token_embedding.weight",
-        **linears({"attn_norm": "self_attention_norm", "mlp_norm": "feed_forward_norm"}, "layers.{i}", LAYER),
-        **linears({"attn.Wo": "self_attention.output", "mlp.Wo": "feed_forward.down"}, "layers.{i}", LAYER),
-        **linears({"embeddings.norm": "encoder.embedding_norm", "final_norm": "encoder.final_norm"}),
-        **linears({"head.dense": "head_transform", "head.norm": "head_norm", "decoder": "head"}),
-    },
-    packed=_packed,
-    prefixes=("model.",),
-    classifier=Classifier(
-        names=linears({"classifier": "head"}), fields={"pooler": "none", "head_transform": True, "head_bias": True}
-    ),
-)
-
-FAMILIES = {"modernbert": MODERNBERT}

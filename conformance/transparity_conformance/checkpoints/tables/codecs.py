@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +13,9 @@ from transparity.config import TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
-from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as_whole, wrong
+from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as_whole, write_nothing, wrong
 
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-
-SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -55,8 +52,9 @@ UNNEEDED = frozenset(
 """Fields that never change a forward pass, in any family."""
 
 
-def _nothing(config: TransformerConfig) -> dict[str, Any]:
-    return {}
+def without_task(model: str) -> str:
+    """Remove the ending of a class's name: `LMHeadModel`, `Model`, or `For` with a task."""
+    return re.sub(r"(LMHead)?Model$|For\w+$", "", model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ class Classifier:
 
     def write(self, config: TransformerConfig, model: str) -> dict[str, Any]:
         """Return fields of config.json for a model with this head; `model` is the class without the head."""
-        name = re.sub(r"(LMHead)?Model$|For\w+$", "", model) + self.task
+        name = without_task(model) + self.task
         if self.size != "id2label":
             return {"architectures": [name], self.size: config.num_classes}
         labels = [f"LABEL_{index}" for index in range(config.num_classes)]
@@ -96,13 +94,6 @@ class Classifier:
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
         }
-
-
-OF_THE_LAST_TOKEN = Classifier(
-    names={"score.weight": "head.weight"},
-    fields={"pooling": "last", "pooler": "none", "target_mask": "causal-and-padding"},
-)
-"""A head of decoders that classifies by the last token that is not padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +117,11 @@ class Family:
     unneeded: Collection[str] = ()
     """Fields of config.json that never change a forward pass of this family."""
     names: Table
-    packed: Callable[[TransformerConfig], Table] = _nothing
+    packed: Callable[[TransformerConfig], Table] = write_nothing
     """Further tensors, such as fused tensors, whose form depends on the configuration's sizes."""
-    absent: Callable[[TransformerConfig], Collection[str]] = _nothing
+    absent: Callable[[TransformerConfig], Collection[str]] = write_nothing
     """Tensors that are missing in a file, because another tensor has the same values."""
-    copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
+    copies: Callable[[TransformerConfig], Mapping[str, str]] = write_nothing
     """Tensors that a file stores a second time, as {second name: first name}."""
     prefixes: Sequence[str] = ()
     """The prefixes that the names of tensors have in a file if the model has a head."""
@@ -139,28 +130,6 @@ class Family:
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
     """Functions that compute tensors, such as sinusoids. If a file has other values, the tensor is a parameter."""
     classifier: Classifier | None = None
-
-    def variant(
-        self,
-        *,
-        rows: Iterable[FieldRow] = (),
-        without: Collection[str] = (),
-        defaults: Fields | None = None,
-        always: Fields | None = None,
-        **changes: Any,
-    ) -> Family:
-        """Return a copy of the family with further `rows`, without the rows named `without`, and with further values in
-        `defaults` and `always`. A row replaces an existing row of the same name."""
-        merged = {row.name: row for row in self.rows}
-        for name in without:
-            del merged[name]
-        merged |= {row.name: row for row in rows}
-        by_field = {name: row for row in merged.values() for name in row.reads}
-        for name, value in (defaults or {}).items():
-            row = merged[by_field[name].name]
-            merged[row.name] = dataclasses.replace(row, defaults={**row.defaults, name: value})
-        constants = {**self.always, **(always or {})}
-        return dataclasses.replace(self, rows=tuple(merged.values()), always=constants, **changes)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -192,6 +161,8 @@ class Family:
             found |= row.write(config)
         if config.head == "classes" and self.classifier is not None:
             found |= self.classifier.write(config, self.model)
+        if config.head == "logits" and config.architecture == "encoder":
+            found |= {"architectures": [f"{without_task(self.model)}ForMaskedLM"]}
         return found
 
     def table(self, config: TransformerConfig) -> Table:

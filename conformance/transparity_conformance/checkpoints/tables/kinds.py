@@ -6,7 +6,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.tables import rows as row
-from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The usual names of layers with and without a sliding window."""
@@ -75,13 +75,9 @@ def check_window(fields: Fields, kinds: Any) -> None:
         raise row.wrong("use_sliding_window", fields["use_sliding_window"], expected)
 
 
-def windows_in_turn(window: int) -> FieldRow:
-    """Return the row for windows. If config.json has no `layer_types`, layers 0, 2, 4, … have a window."""
-
-    def read(fields: Fields) -> dict[str, Any]:
-        return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))
-
-    return row.derived(read, window_fields, sliding_window=window, layer_types=None)
+def read_windows_in_turn(fields: Fields) -> dict[str, Any]:
+    """Return the fields about windows. If config.json has no `layer_types`, layers 0, 2, 4, … have a window."""
+    return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))
 
 
 def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING, FULL)) -> list[str]:
@@ -118,3 +114,6 @@ def layer_kinds(config: TransformerConfig) -> list[str]:
 
 def window_fields(config: TransformerConfig) -> dict[str, Any]:
     return {"sliding_window": config.sliding_window, "layer_types": layer_kinds(config)}
+
+
+write_windows_in_turn = window_fields

@@ -1,8 +1,7 @@
 """Rotary positions in config.json: the base, the scaling, and the part of a head that rotates."""
 
 import math
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transparity.config import TransformerConfig
@@ -14,46 +13,34 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 ORIGINAL = "original_max_position_embeddings"
 
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
-"""The rotary fields of config.json besides `rope_theta`."""
+"""The rotary fields of config.json besides `rope_theta`, which every `rope` row of a TOML table also reads."""
 
-KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
-"""(key in config.json, field of `TransformerConfig`, function that checks the value) for a rotary scaling."""
+FACTOR = row.one_field("number", "factor", "rotary_factor")
+LENGTH = row.one_field("rename", ORIGINAL, "rotary_original_length")
 
-
-def _numbers(given: Fields, name: str) -> tuple[float, ...]:
-    listed = given[name] if isinstance(given[name], list) else [None]
-    return tuple(row.as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
-
-
-FACTOR: KeyRow = ("factor", "rotary_factor", row.as_number)
-LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", operator.getitem)
-
-REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
+KEYS: dict[str, tuple[FieldRow, ...]] = {
     "default": (),
     "linear": (FACTOR,),
     "llama3": (
         FACTOR,
-        ("low_freq_factor", "rotary_slow_turns", row.as_number),
-        ("high_freq_factor", "rotary_fast_turns", row.as_number),
+        row.one_field("number", "low_freq_factor", "rotary_slow_turns"),
+        row.one_field("number", "high_freq_factor", "rotary_fast_turns"),
         LENGTH,
     ),
-    "yarn": (FACTOR, LENGTH),
+    "yarn": (
+        FACTOR,
+        LENGTH,
+        row.one_field("number", "beta_fast", "rotary_fast_turns", default=32.0),
+        row.one_field("number", "beta_slow", "rotary_slow_turns", default=1.0),
+        row.one_field("flag", "truncate", "rotary_truncate", default=True),
+    ),
     "longrope": (
-        (ORIGINAL, "rotary_original_length", row.as_whole),
-        ("short_factor", "rotary_short_factors", _numbers),
-        ("long_factor", "rotary_long_factors", _numbers),
+        row.one_field("whole", ORIGINAL, "rotary_original_length"),
+        row.one_field("numbers", "short_factor", "rotary_short_factors"),
+        row.one_field("numbers", "long_factor", "rotary_long_factors"),
     ),
 }
-"""The keys that each kind of scaling requires."""
-
-USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
-    "yarn": {
-        ("beta_fast", "rotary_fast_turns", row.as_number): 32.0,
-        ("beta_slow", "rotary_slow_turns", row.as_number): 1.0,
-        ("truncate", "rotary_truncate", row.as_flag): True,
-    }
-}
-"""The optional keys of each kind of scaling, with their defaults."""
+"""The keys of each kind of scaling; a key without a default is required."""
 
 OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
 """Further keys of a kind of scaling, from which its attention factor is computed."""
@@ -78,14 +65,14 @@ SCALING: dict[str, Any] = {
 """The `TransformerConfig` fields about rotary scaling, with the values that mean no scaling."""
 
 
-def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
+def read_rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
     """Convert the rotary fields of `transformers` 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`). `head_dim`
     is the number of features per head; None if the family always rotates whole heads."""
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": row.as_number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
-    needed = [key for key, *_ in REQUIRED_KEYS[kind]]
-    known = (*KEYS_OF_ALL, *needed, *(key for key, *_ in USUAL_KEYS.get(kind, ())), *OTHER_KEYS.get(kind, ()))
+    needed = [each.name for each in KEYS[kind] if not each.defaults]
+    known = (*KEYS_OF_ALL, *(each.name for each in KEYS[kind]), *OTHER_KEYS.get(kind, ()))
     if unknown := [key for key in given if key not in known]:
         raise row.wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"no such key, because the rope_type is {kind}")
     if ORIGINAL in needed:
@@ -103,7 +90,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
         raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
-    found = {kind: SCALING | rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
+    found = {kind: SCALING | read_rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
     return {kind: {name: each[name] for name in ("rope_theta", *SCALING)} for kind, each in found.items()}
 
 
@@ -114,8 +101,8 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
         raise row.wrong(name, given, "one JSON object with numbers, for all layers")
     given = {"rope_theta": fields["rope_theta"]} | given
     kind = given.get("rope_type", given.get("type", "default"))
-    if not isinstance(kind, str) or kind not in REQUIRED_KEYS:
-        raise row.wrong(f"{name}.rope_type", kind, f"one of {', '.join(REQUIRED_KEYS)}")
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise row.wrong(f"{name}.rope_type", kind, f"one of {', '.join(KEYS)}")
     return name, kind, given
 
 
@@ -164,9 +151,10 @@ ATTENTION_FACTORS = {"yarn": _yarn_factor, "longrope": _longrope_factor}
 
 def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
     """Convert the keys of a scaling. LongRoPE also needs `max_position_embeddings`."""
-    usual = {key: value for (key, *_), value in USUAL_KEYS.get(kind, {}).items() if given.get(key) is None}
-    rows, given = (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ())), {**given, **usual}
-    found = {ours: read(given, key) for key, ours, read in rows}
+    usual = {key: value for each in KEYS[kind] for key, value in each.defaults.items() if given.get(key) is None}
+    found: dict[str, Any] = {}
+    for each in KEYS[kind]:
+        found |= each.read({**given, **usual}, ())
     if kind in ATTENTION_FACTORS:
         is_given = given.get("attention_factor") is not None
         factor = row.as_number(given, "attention_factor") if is_given else ATTENTION_FACTORS[kind](given)
@@ -176,14 +164,13 @@ def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
-    rows = [(key, ours) for key, ours, _ in (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ()))]
-    rows += [("attention_factor", "rotary_attention_factor")] * (kind in ATTENTION_FACTORS)
-    values = {key: getattr(config, ours) for key, ours in rows}
+    values = {key: value for each in KEYS[kind] for key, value in each.write(config).items()}
+    values |= {"attention_factor": config.rotary_attention_factor} if kind in ATTENTION_FACTORS else {}
     lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     return {"rope_type": kind} | lists
 
 
-def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
+def write_rotary(config: TransformerConfig) -> dict[str, Any]:
     """Return the rotary fields in the forms of `transformers` 4 and 5; a published file has one of these two forms."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
@@ -199,13 +186,3 @@ def _rotated_share(config: TransformerConfig) -> float:
     """Return a `partial_rotary_factor` such that `int(head_dim * factor)` is `rotary_dim`, despite rounding."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
-
-
-def rope(
-    read: Callable[[Fields], dict[str, Any]] = rotary,
-    write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
-    **defaults: Any,
-) -> FieldRow:
-    return row.derived(
-        read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults
-    )

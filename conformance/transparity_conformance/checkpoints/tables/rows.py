@@ -1,14 +1,13 @@
 """Rows of a family's table: conversions from fields of config.json to fields of `TransformerConfig`, and back.
 
-A row names the fields that it reads, and the values that `transformers` uses if a field is missing. `rename`, `flag`,
-`whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and
-its inverse. The functions `as_…` check and convert the value of a field.
+A row names the fields that it reads, and the values that `transformers` uses if a field is missing. Each function in
+`KINDS` makes a row from one row of a TOML table. The functions `as_…` check and convert the value of a field.
 """
 
-import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,19 +72,28 @@ def as_number(fields: Fields, name: str) -> float:
     return float(found)
 
 
+def as_numbers(fields: Fields, name: str) -> tuple[float, ...]:
+    listed = fields[name] if isinstance(fields[name], list) else [None]
+    return tuple(as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
+
+
 def as_flag(fields: Fields, name: str) -> bool:
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
     return bool(fields[name])
 
 
-def as_head_width(
+def read_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
     """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise `{}`."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
+
+
+def write_head_width(config: TransformerConfig) -> dict[str, Any]:
+    return {"head_dim": config.head_dim}
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
@@ -102,9 +110,6 @@ Read = Callable[[Fields], dict[str, Any]]
 Write = Callable[[TransformerConfig], dict[str, Any]]
 """A function that converts a configuration to fields of config.json; the inverse of `Read` for the family's models."""
 
-Value = Callable[[Fields, str], Any]
-"""A function that checks and converts the value of a field."""
-
 REQUIRED = object()
 """Marks a field that has no default."""
 
@@ -114,7 +119,7 @@ class FieldRow:
     """A row for one field of config.json, or for several fields that are converted together."""
 
     name: str
-    """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
+    """The name of the first field."""
     reads: tuple[str, ...]
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field without a default is null or raises."""
@@ -125,123 +130,87 @@ class FieldRow:
     """The `TransformerConfig` fields that get the value of config.json unchanged."""
 
 
-def _value(
-    name: str, ours: str | tuple[str, ...], default: Any, value: Value, back: Callable[[Any], Any], written: str
+CHECKS: Mapping[str, Callable[[Fields, str], Any]] = {
+    "rename": lambda fields, name: fields[name],
+    "flag": as_flag,
+    "whole": as_whole,
+    "number": as_number,
+    "numbers": as_numbers,
+    "activation": as_activation,
+}
+"""Kinds of rows for one field, with functions that check and convert the value of the field."""
+
+
+def one_field(
+    kind: str,
+    name: str,
+    ours: str | Sequence[str],
+    *,
+    default: Any = REQUIRED,
+    written: str = "",
+    values: Mapping[str, str] | None = None,
 ) -> FieldRow:
-    names = (ours,) if isinstance(ours, str) else ours
+    """Return a row for a field of the kind `enum`, or of a kind in `CHECKS`.
+
+    `ours` is the name, or several names, in `TransformerConfig`. `default` is the value that `transformers` uses for a
+    missing field. `written` is the attribute that is written to config.json, by default the first of `ours`. An `enum`
+    has `values`; if several texts in `values` have the same meaning, the first is written.
+    """
+    names = (ours,) if isinstance(ours, str) else tuple(ours)
+    choices = ACTIVATIONS if kind == "activation" else values
+
+    def read(fields: Fields, tensors: Collection[str]) -> dict[str, Any]:
+        value = CHECKS[kind](fields, name) if values is None else as_one_of(fields, name, values)
+        return dict.fromkeys(names, value)
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        value = getattr(config, written or names[0])
+        return {name: value if choices is None else next((each for each in choices if choices[each] == value), None)}
+
+    defaults = {} if default is REQUIRED else {name: default}
+    return FieldRow(name, (name,), defaults, read, write, names if kind == "rename" else ())
+
+
+def switch(name: str, ours: str, on: str, off: str, default: bool) -> FieldRow:
+    """Return a row for a boolean that chooses between two values; null means false."""
     return FieldRow(
         name,
         (name,),
-        {} if default is REQUIRED else {name: default},
-        lambda fields, _: dict.fromkeys(names, value(fields, name)),
-        lambda config: {name: back(getattr(config, written or names[0]))},
+        {name: default},
+        lambda fields, tensors: {ours: on if as_flag(fields, name) else off},
+        lambda config: {name: getattr(config, ours) == on},
     )
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field that has another name in `TransformerConfig`, but the same value.
-
-    `ours` is the name, or several names, in `TransformerConfig`. `default` is the value that `transformers` uses for a
-    missing field. `written` is the attribute that is written to config.json, by default the first of `ours`.
-    """
-    row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
-    return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
-
-
-def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean, where null means false."""
-    return _value(name, ours, default, as_flag, _same, "")
-
-
-def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    return _value(name, ours, default, as_whole, _same, written)
-
-
-def number(
-    name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
-) -> FieldRow:
-    """Return a row for a number greater than 0; `to` converts the value from config.json, and `back` is the inverse."""
-    return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
-
-
-def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string. If several strings in `values` have the same meaning, the first is written."""
-
-    def write(value: str) -> Any:
-        return next((theirs for theirs, each in values.items() if each == value), None)
-
-    return _value(name, ours, default, lambda fields, name: as_one_of(fields, name, values), write, "")
-
-
-def activation(name: str, default: Any = REQUIRED) -> FieldRow:
-    return enum(name, "activation", ACTIVATIONS, default)
-
-
-def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean that chooses between two values; null means false."""
-
-    def choice(fields: Fields, name: str) -> str:
-        return on if as_flag(fields, name) else off
-
-    return _value(name, ours, default, choice, lambda value: value == on, "")
-
-
-def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row for several fields. A missing field without a value in `defaults` counts as null."""
-    return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
-
-
-def by_tensors(
-    read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
-) -> FieldRow:
-    """Return a row like `derived`; its function `read` also gets the names of all tensors."""
-    names = (*defaults, *reads)
-    return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
-
-
-def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
-    """Return the rows for the sizes of a model with one stack, `encoder` or `decoder`. `length` is the default of
-    `max_position_embeddings`. `inner` names the field with the width of feed-forwards."""
-    side = "source" if stack == "encoder" else "target"
-    return (
-        rename("vocab_size", f"{side}_vocab_size"),
-        rename("max_position_embeddings", "max_length", length),
-        rename("hidden_size", "embed_dim"),
-        rename("num_attention_heads", "num_heads"),
-        rename("num_hidden_layers", f"num_{stack}_layers"),
-        rename(inner, "feed_forward_dim"),
-    )
-
-
-def unwritten(config: TransformerConfig) -> dict[str, Any]:
-    """Write nothing, because another row or the tensors determine the value."""
-    return {}
-
-
-def tokens(**defaults: int | None) -> FieldRow:
+def tokens(defaults: Mapping[str, int | None]) -> FieldRow:
     """Return a row for the special tokens `pad`, `bos`, `eos` and `decoder_start`, with their defaults in
     `transformers`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
-    return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
+    return FieldRow("tokens", (), of_file, lambda fields, names: {}, write_nothing)
 
 
-def same(name: str, other: str, ours: str) -> FieldRow:
-    def read(fields: Fields) -> dict[str, Any]:
+def same(name: str, ours: str, other: str) -> FieldRow:
+    """Return a row for two fields that must have the same value."""
+
+    def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
         if fields[name] != fields[other]:
             raise wrong(other, fields[other], f"{as_json(fields[name])}, the value of {name}")
         return {ours: fields[name]}
 
-    return derived(read, lambda config: dict.fromkeys((name, other), getattr(config, ours)), name, other)
+    return FieldRow(name, (name, other), {}, read, lambda config: dict.fromkeys((name, other), getattr(config, ours)))
 
 
-def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
-    """Return a row for the width of a head, which may differ from embed_dim / num_heads."""
-    return derived(
-        lambda fields: as_head_width(fields, width, **sizes),
-        lambda config: {width: config.head_dim},
-        **{width: default},
-    )
+def read_nothing(fields: Fields) -> dict[str, Any]:
+    return {}
+
+
+def write_nothing(config: TransformerConfig) -> dict[str, Any]:
+    return {}
+
+
+KINDS: Mapping[str, Callable[..., FieldRow]] = {
+    **{kind: functools.partial(one_field, kind) for kind in (*CHECKS, "enum")},
+    "switch": switch,
+    "same": same,
+}
+"""The functions that make a row without a codec, by the name of the row's kind in a TOML table."""

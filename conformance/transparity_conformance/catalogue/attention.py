@@ -21,7 +21,6 @@ from transparity_conformance.catalogue.fault import (
     fault,
     is_same,
     made,
-    row,
 )
 from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
@@ -29,7 +28,6 @@ from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
 from transparity_conformance.oracle.budgets import FITTED_WIDTH
 from transparity_conformance.oracle.undetermined import own_config, right_mask, split
-from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.mixers.attention import attention_scores, attention_weights, merge_heads, repeat_heads
 from transparity_numpy.positions.in_attention import query_temperature
 
@@ -49,18 +47,18 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 yield scaled(config, scale(config), name)
         if sublayer == "self_attention" and own_config(config, site).positions != config.positions:
             yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
-        yield from made(CAP_MISSING, config, attended)
+        yield from made("softcaps", config, attended)
         yield from CAP.usual(config)
-        yield from made(CAPS, config, attended)
     if tap == "weights" and config.attention_softcap is not None:
         yield fault("attention-cap", "behind the mask", patch=_capped_behind_mask)
     if tap in ("scores", "context") and is_grouped:
-        yield from made(TILED, config, attended, alone="keys" if tap == "scores" else "values")
+        yield from made("groups of heads", config, attended, alone="keys" if tap == "scores" else "values")
     if tap in ("query", "key", "value") and heads > 1:
-        yield from made((*SPLITS, INTERLEAVED), config, attended)
-    if tap == "context":
-        by_members = [row("head-order", "merged by members", merge=_by_members)] * is_grouped
-        yield from made((*MERGES, *by_members, INTERLEAVED) if heads > 1 else (), config, attended)
+        yield from made("splits of heads", config, attended)
+        yield from made("splits and merges of heads", config, attended)
+    if tap == "context" and heads > 1:
+        yield from made("merges of heads", config, attended)
+        yield from made("splits and merges of heads", config, attended)
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -162,13 +160,6 @@ def tiled_heads(x: Value, heads: int) -> Value:
 
 
 CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended)
-_cap = partial(row, "attention-cap", when=lambda config: config.attention_softcap is not None)
-CAP_MISSING = (_cap("missing", attention_softcap=None),)
-CAPS = (
-    _cap("clipped", capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap)),
-    _cap("not scaled back", capping=lambda products, scale, cap: np.tanh(products * scale / cap)),
-    _cap("before the scale", capping=lambda products, scale, cap: apply_softcap(products, cap) * scale),
-)
 
 
 def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
@@ -176,12 +167,6 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     assert cap is not None
     masked = cap * math.tanh(masked_score / cap)
     return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
-
-
-TILED = (  # At a single tap, both rows have the same effect, and reports name the first row.
-    row("head-grouping", "{alone} tiled", tiled=True),
-    row("head-grouping", "tiled", tiled=True),
-)
 
 
 def view(x: Value, num_heads: int) -> Value:
@@ -198,15 +183,7 @@ def merged_interleaved(heads: Value, config: TransformerConfig) -> Value:
     return heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1)
 
 
-SPLITS = (row("head-split", "split by view", split=view), row("head-order", "split by interleaved", split=interleaved))
-MERGES = (
-    row("head-split", "merged by view", merge=lambda heads, config: heads.reshape(len(heads), heads.shape[2], -1)),
-    row("head-order", "merged by interleaved", merge=merged_interleaved),
-)
-INTERLEAVED = row("head-order", "split and merged interleaved", split=interleaved, merge=merged_interleaved)
-
-
-def _by_members(heads: Value, config: TransformerConfig) -> Value:
+def merged_by_members(heads: Value, config: TransformerConfig) -> Value:
     """Merge heads in a wrong order: the first heads of all groups, then all second heads, and so on."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
@@ -232,7 +209,7 @@ def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap != "scores" or sublayer != "self_attention":
         return
     own = own_config(config, site)
-    yield from made(TEMPERATURES, own, attended, other=1 - own.query_temperature_first)
+    yield from made("temperatures", own, attended, other=1 - own.query_temperature_first)
     others = {kind: each.query_temperature for kind, each in config.layer_kinds.items()}
     for kind, other in others.items():
         if other != own.query_temperature:
@@ -253,23 +230,9 @@ def _exchanged(own: TransformerConfig, config: TransformerConfig, positions: np.
     return _with_temperature(max(others), own, config, positions, right)
 
 
-def _smooth(own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any) -> Any:
+def smooth_temperature(own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any) -> Any:
     pieces = (positions + own.query_temperature_first) / own.query_temperature_length
     return (1 + own.query_temperature * np.log1p(pieces))[:, None, :, None]
-
-
-_tempered = partial(row, "query-temperature", when=lambda own: own.query_temperature > 0)
-TEMPERATURES = (
-    _tempered("missing", temperature=lambda own, config, positions, right: None),
-    _tempered("twice", temperature=lambda own, config, positions, right: right(positions=positions) ** 2),
-    _tempered(
-        "first", temperature=lambda own, config, at, right: right(positions=at + 1 - 2 * own.query_temperature_first)
-    ),
-    _tempered("not cut", temperature=_smooth),
-    _tempered(
-        "first piece", temperature=lambda own, config, at, right: right(positions=at + own.query_temperature_length)
-    ),
-)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.causes import meanings
+from transparity_numpy.arithmetic import functional
 
 
 @dataclass
@@ -110,34 +112,50 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
+    """A variant of a fault from causes.toml."""
+
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
     """Whether the fault is possible in a configuration."""
     change: Mapping[str, Any]
-    """Keywords of `fault`; `{c}` in the description is the layer's configuration."""
+    """Keywords of `fault`."""
 
 
-def row(
-    identity: str, variant: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any
-) -> FaultRow:
-    return FaultRow(identity, variant, when, change)
+@functools.cache
+def listed(of: str, module: str) -> tuple[FaultRow, ...]:
+    """Return the rows of the list `of` in causes.toml, whose expressions use the names of `module`, of this file and
+    of `functional`."""
+    names = {**vars(functional), **globals(), **vars(sys.modules[module])}
+    return tuple(
+        FaultRow(
+            identity,
+            variant,
+            eval(f"lambda c: {row.get('when', True)}", names),
+            {
+                name: eval(value, names) if isinstance(value, str) else value
+                for name, value in row.items()
+                if name not in ("of", "when")
+            },
+        )
+        for identity, meaning in meanings().items()
+        for variant, row in meaning.changes.items()
+        if row["of"] == of
+    )
 
 
-def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield a table's faults that are possible in `config`; `words` fill further placeholders."""
-    for each in rows:
+def made(of: str, config: TransformerConfig, formula: Formula | str, **words: Any) -> Iterator[Fault]:
+    """Yield the faults in the list `of` of causes.toml that are possible in `config`. The rows have settings of the
+    `formula`, or only functions of a module with this name. `words` fill further placeholders."""
+    for each in listed(of, formula if isinstance(formula, str) else formula.__module__):
         if each.when(config):
-            used = None if each.change.keys() <= {*PARTS, "says"} else formula
-            yield fault(each.id, each.variant, words={"c": config, **words}, formula=used, **each.change)
+            change = each.change if each.change.keys() <= PARTS else {"formula": formula, **each.change}
+            yield fault(each.id, each.variant, words={"c": config, **words}, **change)
 
 
-def variants(
-    identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
-) -> Iterator[Fault]:
-    """Yield a fault for each entry of `table`, which maps variants to wrong values of the `setting`."""
-    for name, change in table.items():
-        yield fault(identity, name, words=words, formula=formula, **{setting: change})
+def value_in(setting: Any, config: TransformerConfig) -> Any:
+    """Return a setting's value in a configuration, which determines some settings."""
+    return setting(config) if callable(setting) else setting
 
 
 def confused(
@@ -149,13 +167,6 @@ def confused(
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
     yield fault(f"{kind}-duplicated", variant, says=used, exchange=both, **change)
-
-
-OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
-    "missing": lambda right: 1.0,
-    "inverse": lambda right: 1 / right,
-    "twice": lambda right: right**2,
-}
 
 
 def is_same(one: float, other: float) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig, WindowKind
-from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault
+from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault, made
 from transparity_conformance.catalogue.sites import Value, has_padding
 from transparity_conformance.oracle.undetermined import MaskParts, own_config, right_mask, split
 from transparity_numpy.arithmetic.functional import softmax
@@ -74,34 +74,6 @@ BLIND: dict[str, Callable[[Value], Any]] = {
 """Functions from unmasked scores to the weights of a query without a visible key."""
 
 
-def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    yield _masked(identity, variant, **settings)
-    for kind in BLIND:
-        yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
-
-
-CAUSAL = (
-    _masked("causal-missing", "missing", past=lambda m: m.square),
-    _masked("causal-diagonal", "shows the next", past=lambda m: np.tril(m.square, 1)),
-    _masked("mask-polarity", "past hidden", past=lambda m: np.triu(m.square)),
-)
-CAUSAL_AND_PADDING = (
-    _masked("mask-polarity", "causal inverted", past=lambda m: ~m.past),
-    _masked("mask-polarity", "padding inverted", padding=lambda m: ~m.padding),
-)
-PADDING = (
-    _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
-    *_hiding("padding-axis", "queries", padding=lambda m: m.query_padding),
-)
-PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
-INVERTED = (
-    *_hiding("mask-polarity", "inverted", inverted=True),
-    _masked("mask-polarity", "inverted, -1e9 added", inverted=True, added=-1e9, rounded=True),
-    _masked("mask-polarity", "inverted, -1e4 added", inverted=True, added=-1e4),
-)
-DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
-
-
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap == "context" and not config.mask_is_exact:
@@ -112,23 +84,19 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if sublayer == "self_attention" and not causal:
-        yield _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
+        yield from made("masks of the whole sequence", config, weighed)
     if causal or pads:
-        yield from INVERTED
+        yield from made("masks", config, weighed)
         yield from _value_faults(config)
     if causal:
-        yield from (*CAUSAL, *DIAGONAL)
+        yield from made("causal masks", config, weighed)
     if causal and masks_padding:
-        yield from CAUSAL_AND_PADDING
-    if masks_padding:
-        yield from PADDING
-    elif pads:
-        yield from PADDING_HIDDEN
+        yield from made("causal masks of padding", config, weighed)
+    if pads:
+        yield from made("masks of padding" if masks_padding else "masks with visible padding", config, weighed)
     if sublayer == "self_attention":
         yield from _window_faults(config, site, causal=causal)
-    yield _masked("softmax-axis", "queries", axis=-2)
-    if config.num_heads > 1:
-        yield _masked("softmax-axis", "heads", axis=1)
+    yield from made("softmax axes", config, weighed)
     if pads or causal:
         yield _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
         if not config.mask_is_exact:
@@ -143,9 +111,6 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
     for value in (config.mask_value, -1e9, -10.0, -1.0, 1.0):
         if math.isfinite(value):
             yield _masked("mask-value", "{value:g} added", value=value, added=value, words={"value": value})
-    yield _masked("mask-order", "behind the softmax", behind="as they are")
-    yield _masked("mask-order", "behind the softmax, normalized", behind="normalised")
-    yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", turned=True)
 
 
 def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
@@ -247,18 +212,6 @@ def _equal_past(state: WalkState, site: str, value: Value) -> Value:
     return past / past.sum(-1, keepdims=True)
 
 
-SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
-    "missing": lambda sinks, config: None,
-    "zero": lambda sinks, config: np.zeros_like(sinks),
-    "negated": lambda sinks, config: -sinks,
-    "scaled": lambda sinks, config: sinks * sinks.dtype.type(config.score_scale),
-    "divided": lambda sinks, config: sinks / sinks.dtype.type(config.score_scale),
-    "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
-    "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
-}
-"""(right attention sinks, configuration) → wrong sinks, or None."""
-
-
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if not sublayer.endswith("attention") or tap != "weights":
@@ -266,12 +219,7 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not config.attention_sinks:
         yield fault("attention-sinks", "unwanted", patch=_with_one_more)
         return
-    for name, change in SINKS.items():
-        grouped = 1 < config.key_value_heads < config.num_heads
-        is_another = {"scaled": config.score_scale != 1, "divided": config.score_scale != 1, "by members": grouped}
-        if is_another.get(name, name != "of the first head" or config.num_heads > 1):
-            yield fault("attention-sinks", name, formula=sunk, sinks=change)
-    yield fault("attention-sinks", "to the first key", formula=sunk, first=True)
+    yield from made("sinks", config, sunk)
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:

@@ -10,19 +10,16 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import sites
-from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Patch, WalkState, fault, made, row
+from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault, made
 from transparity_conformance.catalogue.feed_forward import activated, gate_faults, is_activated, other_activations
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import split
-from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
-    if config.norm_position == "sandwich":
-        yield fault("norm-placement", "pre", fields={"norm_position": "pre"})
     others = [place for place in ("pre", "post", "post-branch") if place != config.norm_position]
     is_usual = config.branches == "sequential" and all(own.attention_norm for own in config.layer_kinds.values())
     others = others if is_usual else []
@@ -33,10 +30,7 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
             description += ", without the final norm"
             fields = {"norm_position": other, "final_norm": False}
             yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
-    if config.is_recurrent and config.decoder_mask != config.target_mask:  # the recurrences also ignore the mask
-        yield fault("padding-ignored", "everywhere", fields={"padding": "token"})
-    for kind in ("bfloat16", "float16", "TF32"):
-        yield fault("low-precision", f"{kind} weights", alter=partial(_rounded, kind.lower()))
+    yield from made("whole models", config, __name__)
 
 
 PLACES = {
@@ -59,13 +53,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield fault("residual-source", "sequential", formula=activated, source=behind)
         yield from gate_faults(config) if config.gated else ()
     if sublayer and site == sites.branch_end(config, ".".join(sites.sublayer_of(site))):
-        right = config.residual_multiplier
-        for name, factor in OTHER_FACTORS.items() if right != 1 else ():
-            downstream = partial(_multiplied, factor)
-            yield fault("residual-multiplier", name, words={"right": right}, downstream=downstream)
+        yield from made("ends of sublayers", config, __name__)
         yield from _residual_faults(config, site)
-        if config.norm_position in sites.ENDS:
-            yield fault("norm-placement", "behind the residual", patch=_normed_sum, downstream=_without_stream)
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         yield fault("norm-placement", "before the residual", patch=_normed_output)
     if sublayer == "feed_forward_norm" and config.branches == "parallel":
@@ -80,15 +69,11 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         around: Patch = lambda state, site, value: value + sites.layer_input(state, site.removesuffix(".output"))
         yield fault("residual-source", "around the layer", patch=around)
     if site == "logits" and config.head in ("logits", "classes"):
-        yield from made(LOGIT_CHANGES, config, lambda settings, state, site, value: settings["change"](value))
+        yield from made("results", config, _results)
 
 
-LOGIT_CHANGES = (
-    row("logit-shift", "log-softmax", change=log_softmax),
-    row("logit-shift", "largest 0", change=lambda x: x - x.max(-1, keepdims=True)),
-    row("logit-shift", "mean 0", change=lambda x: x - x.mean(-1, keepdims=True)),
-    row("probabilities", "softmax", change=softmax),
-)
+def _results(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    return settings["change"](value)
 
 
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -96,12 +81,15 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # Parallel branches share one residual.
     if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
-        yield _residual("normalised", sites.sublayer_input)
-    yield _residual("missing", lambda state, scope, name: 0)
-    yield _residual("twice", lambda state, scope, name: 2 * sites.stream(state, scope, name))
+        yield fault("residual-source", "normalised", downstream=partial(residual, sites.sublayer_input))
+    yield from made("residuals", config, __name__)
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
-        yield _residual("layer input", lambda state, scope, name: sites.stream(state, scope, "self_attention"))
-        yield _residual("attention's output", _attention_output)
+        yield fault(
+            "residual-source",
+            "layer input",
+            downstream=partial(residual, lambda state, scope, name: sites.stream(state, scope, "self_attention")),
+        )
+        yield fault("residual-source", "attention's output", downstream=partial(residual, _attention_output))
 
 
 def _attention_output(state: WalkState, scope: str, sublayer: str) -> Value:
@@ -109,22 +97,19 @@ def _attention_output(state: WalkState, scope: str, sublayer: str) -> Value:
     return state.taps[sites.branch_end(state.config, f"{scope}.{attention[sublayer]}")]
 
 
-def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
+def multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
     right = state.config.residual_multiplier
     return flow * flow.dtype.type(factor(right) / right)
 
 
-def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-
-    def downstream(state: WalkState, site: str, flow: Value) -> Value:
-        scope, sublayer = sites.sublayer_of(site)
-        change = source(state, scope, sublayer) - sites.stream(state, scope, sublayer)
-        return flow + change / flow.dtype.type(state.config.residual_multiplier)
-
-    return fault("residual-source", variant, downstream=downstream)
+def residual(source: Callable[[WalkState, str, str], Value], state: WalkState, site: str, flow: Value) -> Value:
+    """Return the sum of a residual and a sublayer's output, with `source` in place of the residual."""
+    scope, sublayer = sites.sublayer_of(site)
+    change = source(state, scope, sublayer) - sites.stream(state, scope, sublayer)
+    return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
 
-def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     return {name: rounded_to(value, kind) for name, value in parameters.items()}
 
 
@@ -135,13 +120,13 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     return sites.stream(state, scope, sublayer) + normed_input(state, site, state.config.residual_multiplier * out)
 
 
-def _normed_sum(state: WalkState, site: str, value: Value) -> Value:
+def normed_sum(state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer = sites.sublayer_of(site)
     out = state.taps[sites.output_of(state.config, f"{scope}.{sublayer}")]
     return normed_input(state, site, sites.added(state, sites.stream(state, scope, sublayer), out))
 
 
-def _without_stream(state: WalkState, site: str, flow: Value) -> Value:
+def without_stream(state: WalkState, site: str, flow: Value) -> Value:
     right = state.config.residual_multiplier
     return (flow - sites.stream(state, *sites.sublayer_of(site))) / flow.dtype.type(right)
 

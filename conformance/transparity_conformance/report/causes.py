@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Any
 
 from transparity.errors import TransparityError
 from transparity.text import shown
@@ -27,6 +28,8 @@ class Meaning:
 
     says: Mapping[str, str] = field(default_factory=dict)
     """The sentence for each variant, unless `catalogue` composes the sentence."""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How `catalogue` puts a variant into the reference, unless its code does."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

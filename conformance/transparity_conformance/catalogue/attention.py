@@ -21,6 +21,7 @@ from transparity_conformance.catalogue.fault import (
     fault,
     is_same,
     made,
+    with_fields,
 )
 from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
@@ -124,14 +125,14 @@ def attended(settings: Settings, state: WalkState, site: str, value: Value) -> V
 
 
 def _scored(settings: Settings, state: WalkState, site: str) -> Value:
-    config, scope = state.config, site.rpartition(".")[0]
+    config, scope = with_fields(state.config, settings), site.rpartition(".")[0]
     query, key = normalized_and_rotated(state, scope, "query"), normalized_and_rotated(state, scope, "key")
     if settings.get("rotated"):
         query, key = rotated({}, config, query), rotated({}, config, key)
     query = _sharpened(settings, config, site, query)
     key = _shared(settings, key, config)
     scale = settings["scale"](config) if "scale" in settings else config.score_scale
-    cap, bias = settings.get("attention_softcap", config.attention_softcap), bias_at(state, site)
+    cap, bias = config.attention_softcap, bias_at(state, site)
     if "capping" not in settings:
         return attention_scores(query, key, scale, cap, bias)
     if cap is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.causes import meanings
@@ -153,9 +154,15 @@ def made(of: str, config: TransformerConfig, formula: Formula | str, **words: An
             yield fault(each.id, each.variant, words={"c": config, **words}, **change)
 
 
-def value_in(setting: Any, config: TransformerConfig) -> Any:
-    """Return a setting's value in a configuration, which determines some settings."""
-    return setting(config) if callable(setting) else setting
+def with_fields(config: TransformerConfig, settings: Settings) -> TransformerConfig:
+    """Return a configuration with the settings that are its fields; a function returns a field's value."""
+    fields = {name: settings[name] for name in FIELD_TYPES if name in settings}
+    return _replaced(config, **{name: value(config) if callable(value) else value for name, value in fields.items()})
+
+
+@functools.lru_cache(maxsize=2**8)  # making a configuration takes longer than a rotation
+def _replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig:
+    return dataclasses.replace(config, **fields) if fields else config
 
 
 def confused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
 from transparity_conformance.catalogue.fault import (
     Fault,
@@ -20,13 +19,14 @@ from transparity_conformance.catalogue.fault import (
     WalkState,
     fault,
     made,
-    value_in,
+    with_fields,
 )
 from transparity_conformance.catalogue.parameters import Rows, in_groups, repacked
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.activations import ACTIVATIONS as RIGHT
+from transparity_numpy.activations import gated
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
 from transparity_numpy.experts import SCORES, choose, highest, router_weights
 
@@ -39,7 +39,7 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     scope = split(site)[0]
-    part, config = f"{scope}.feed_forward", own_config(state.config, site)
+    part, config = f"{scope}.feed_forward", with_fields(own_config(state.config, site), settings)
     x = _given(settings, state, scope)
     weights = state.taps[f"{scope}.feed_forward.router_weights"]
     hidden = partial(_hidden, settings, state, config)
@@ -53,9 +53,8 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         bias = state.parameters.get(f"{own}.down.bias", 0) * settings.get("bare", 0)
         total = total + weight * (out - bias) + (weight != 0) * bias
     if config.shared_expert_dim:
-        shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(
-            value_in(settings.get("shared", 1), config)
-        )
+        times = settings.get("shared", lambda config: 1)(config)
+        shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(times)
         if parameters_of(state, f"{part}.shared_expert_gate"):
             shared = shared * settings.get("through", sigmoid)(apply_linear(state, f"{part}.shared_expert_gate", x))
         total = total + shared
@@ -67,17 +66,14 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
     up = apply_linear(state, f"{scope}.up", x)
     if not config.gated:
         return function(up)
-    return gated(settings, config, function, apply_linear(state, f"{scope}.gate", x), up)
-
-
-def gated(
-    settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
-) -> Value:
-    gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
+    gate = apply_linear(state, f"{scope}.gate", x)
+    if settings.keys() <= FIELD_TYPES.keys():
+        return gated(config, gate, up)
+    gate, up = settings.get("bounded", bounded)(config.gate_limit, gate, up)
     up = up + up.dtype.type(settings.get("offset", 1) * config.up_offset)
     if "gate_offset" in settings:
         function = partial(_shifted, function, settings["gate_offset"] * config.up_offset)
-    return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
+    return settings.get("joined", lambda function, gate, up: function(gate) * up)(function, gate, up)
 
 
 def _shifted(function: Callable[[Value], Value], offset: float, gate: Value) -> Value:
@@ -135,7 +131,8 @@ def activated(settings: Settings, state: WalkState, site: str, value: Value) -> 
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     x = _given(settings, state, split(site)[0])
-    return _hidden(settings, state, state.config, site.removesuffix(".hidden"), x).astype(value.dtype)
+    config = with_fields(own_config(state.config, site), settings)
+    return _hidden(settings, state, config, site.removesuffix(".hidden"), x).astype(value.dtype)
 
 
 INSTEAD = "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)"
@@ -178,15 +175,8 @@ def _scores(settings: Settings, state: WalkState, site: str, config: Transformer
     return logits, scores, state.parameters.get(f"{scope}.router_score_bias")
 
 
-def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
-    own = own_config(state.config, site)
-    return dataclasses.replace(
-        own, **{name: value_in(value, own) for name, value in settings.items() if name in vars(own)}
-    )
-
-
 def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    config = _changed(settings, state, site)
+    config = with_fields(own_config(state.config, site), settings)
     _, scores, correction = _scores(settings, state, site, config)
     if "correction" in settings:
         correction = settings["correction"] * correction
@@ -207,7 +197,7 @@ def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> 
 def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     if site.endswith(ROUTER_CHOSEN):
         return _chosen(settings, state, site, value)
-    config = _changed(settings, state, site)
+    config = with_fields(own_config(state.config, site), settings)
     logits, scores, correction = _scores(settings, state, site, config)
     chosen = state.taps[f"{site.rpartition('.')[0]}.{ROUTER_CHOSEN}"]
     kind = settings.get("weights")

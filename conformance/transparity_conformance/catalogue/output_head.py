@@ -22,6 +22,7 @@ from transparity_conformance.catalogue.fault import (
     is_same,
     made,
     usual,
+    with_fields,
 )
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of
 from transparity_conformance.oracle.undetermined import padding_at
@@ -72,9 +73,11 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    x, changes = state.taps["pooled"] if state.config.is_pooled else _output(state), dict[str, Any]()
+    x, config, changes = _output(state), with_fields(state.config, settings), dict[str, Any]()
+    if config.is_pooled:
+        x = state.taps["pooled"]
     if state.config.has_pooler:
-        x = settings.get("pooler", partial(through_pooler, state.config.pooler))(state, x)
+        x = settings.get("through", partial(through_pooler, state.config.pooler))(state, x)
         changes["pooler"] = "none"
     if state.config.head_transform:
         x = settings.get("transform", transformed)(state, x)
@@ -82,13 +85,13 @@ def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     if "scale" in settings:
         x = x * x.dtype.type(settings["scale"](state.config))
         changes |= {"head_scale": "none", "head_multiplier": 1.0}
-    cap = settings.get("final_softcap", state.config.final_softcap)
-    if "capping" in settings and cap is None:
-        raise KeyError("softcap")
-    changes["final_softcap"] = None if "capping" in settings else cap
-    config = dataclasses.replace(state.config, **changes)
-    logits = HEADS[config.head](config, nest(shared(config, state.parameters)), x)
-    return settings["capping"](logits, cap) if "capping" in settings else logits
+    if "capping" in settings:
+        changes["final_softcap"] = None
+        if config.final_softcap is None:
+            raise KeyError("softcap")
+    head = with_fields(config, changes)
+    logits = HEADS[head.head](head, nest(shared(head, state.parameters)), x)
+    return settings["capping"](logits, config.final_softcap) if "capping" in settings else logits
 
 
 _headed = partial(fault, formula=_logits)

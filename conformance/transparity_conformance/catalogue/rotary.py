@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from transparity.config import FIELD_TYPES, PER_LAYER, RopeLayout, TransformerConfig
+from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.catalogue.fault import (
     Fault,
     Number,
@@ -20,7 +19,7 @@ from transparity_conformance.catalogue.fault import (
     WalkState,
     fault,
     made,
-    value_in,
+    with_fields,
 )
 from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
@@ -135,7 +134,7 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     if "as_kind" in settings:
         kind, fields = settings["as_kind"]
         other = state.config.layer_kinds[kind]
-        own = _with_fields(own, **{name: getattr(other, name) for name in fields})
+        own = with_fields(own, {name: getattr(other, name) for name in fields})
     name = site.removesuffix("_rotated")
     if "before_norm" in settings:
         return query_key_norm(
@@ -144,22 +143,16 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return rotated(settings, own, before_rotation(state, site, value))
 
 
-@functools.lru_cache(maxsize=2**8)  # making a configuration takes longer than a rotation
-def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
-    return dataclasses.replace(config, **fields)
-
-
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     """Rotate queries or keys `x`, with changed `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
-    config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
+    config = with_fields(config, dict.fromkeys(("q_lora_rank", "kv_lora_rank", "value_head_dim")))
     if "rotary_dim" in settings:
         config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
-    fields = {name: value for name, value in settings.items() if name in FIELD_TYPES and name != "rotary_dim"}
-    config = _with_fields(config, **{name: value_in(each, config) for name, each in fields.items()})
+    config = with_fields(config, {name: value for name, value in settings.items() if name != "rotary_dim"})
     kind, part = settings.get("in_half", ("", ""))
     if x.shape[2] > config.rotary_original_length:
-        config = _with_fields(config, rotary_short_factors=config.rotary_long_factors)
+        config = with_fields(config, {"rotary_short_factors": config.rotary_long_factors})
     frequencies = settings.get("frequencies", rotary_frequencies)(config)
     if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)

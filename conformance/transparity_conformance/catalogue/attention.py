@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from transparity_conformance.catalogue.fault import (
     NumericFault,
     Settings,
     WalkState,
+    factors,
     fault,
-    is_same,
     made,
+    other_factors,
     with_fields,
 )
 from transparity_conformance.catalogue.masks import scores_at, sinks_at
@@ -40,12 +41,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     heads = config.key_value_heads if tap in ("key", "value") else config.num_heads
     is_grouped = 1 < config.key_value_heads < config.num_heads
     if tap == "scores":
-        for name, scale in SCALES.items():
-            is_defined = "rotary_dim" not in name or 0 < (config.rotary_dim or 0) < config.head_dim
-            if "multiplier" in name:
-                is_defined &= config.attention_scale == "head_dim" and config.attention_multiplier != 1
-            if is_defined and not is_same(scale(config), config.score_scale):
-                yield scaled(config, scale(config), name)
+        for name, scale in other_factors("attention-scale", config, config.score_scale).items():
+            yield scaled(config, scale, name)
         if sublayer == "self_attention" and own_config(config, site).positions != config.positions:
             yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
         yield from made("softcaps", config, attended)
@@ -62,28 +59,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from made("splits and merges of heads", config, attended)
 
 
-SCALES: dict[str, Callable[[TransformerConfig], float]] = {
-    "1/√head_dim": lambda config: config.head_dim**-0.5,
-    "1/√(head_dim − rotary_dim)": lambda config: (config.head_dim - cast(int, config.rotary_dim)) ** -0.5,
-    "1/√rotary_dim": lambda config: cast(int, config.rotary_dim) ** -0.5,
-    "1/√embed_dim": lambda config: config.embed_dim**-0.5,
-    "1/√(head_dim − rotary_dim) · attention_multiplier": lambda config: (
-        config.attention_multiplier * (config.head_dim - cast(int, config.rotary_dim)) ** -0.5
-    ),
-    "1/√head_dim · √attention_multiplier": lambda config: (config.attention_multiplier / config.head_dim) ** 0.5,
-    "1 (none)": lambda config: 1.0,
-    "1/head_dim": lambda config: 1 / config.head_dim,
-    "the scale twice": lambda config: config.score_scale**2,
-    "1/embed_dim": lambda config: 1 / config.embed_dim,
-    "1/√num_heads": lambda config: config.num_heads**-0.5,
-    "the scale's inverse": lambda config: 1 / config.score_scale,
-    "1/√(head_dim + 1)": lambda config: (config.head_dim + 1) ** -0.5,
-    "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
-    "1/√max_length": lambda config: config.max_length**-0.5,
-}
-"""Factors with which ports multiply scores, most likely first."""
-
-
 def named_scale(scale: float) -> str:
     """Return a factor's name, such as `1/√48` for 0.1443, or ""."""
     width = round(scale**-2) if scale > 0 else 0
@@ -91,7 +66,7 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of `SCALES[named]`."""
+    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of the factor `named`."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -104,7 +79,11 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if
     # the mask value is close to zero.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
+    change: dict[str, Any] = {
+        "value": scale,
+        "also_patched": also,
+        "scale": factors("attention-scale").get(named, lambda config: scale),
+    }
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Patch, Settings, WalkState, fault, is_same
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    NumericFault,
+    Patch,
+    Settings,
+    WalkState,
+    factors,
+    fault,
+    other_factors,
+)
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -37,9 +45,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not site.endswith(".embedding"):
         return
     what = "token embeddings" if reads_tokens(config, site) else "patches" if config.reads_pixels else "frames"
-    for name, factor in SCALES.items():
-        if not is_same(factor(config), config.token_scale):
-            yield scaled(config, factor(config), name, what)
+    for name, factor in other_factors("embedding-scale", config, config.token_scale).items():
+        yield scaled(config, factor, name, what)
     if config.positions in ("learned", "sinusoidal"):
         if config.token_scale != 1:
             scaled_too: Patch = lambda state, site, value: (
@@ -96,27 +103,17 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """Ways to count positions, given a mask (batch, length) of the visible tokens."""
 
 
-SCALES: dict[str, Callable[[TransformerConfig], float]] = {
-    "1 (none)": lambda config: 1.0,
-    "√embed_dim": lambda config: math.sqrt(config.embed_dim),
-    "1/√embed_dim": lambda config: 1 / math.sqrt(config.embed_dim),
-    "embed_dim": lambda config: float(config.embed_dim),
-    "√head_dim": lambda config: math.sqrt(config.head_dim),
-}
-"""Factors by which ports multiply token embeddings."""
-
-
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
     """Return the fault that embeddings are multiplied by `factor`; in other sizes, use the formula of
-    `SCALES[named]`."""
-    by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
+    the factor `named`."""
+    by = f"{named} ({factor:.4g})" if named in factors("embedding-scale") else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
         right += f"{' · ' if right else ''}{config.embedding_multiplier:g}"
     description = f"{what} are multiplied by {by}" + f" instead of {right}" * bool(right)
     if factor == 1:
         description = f"{what} are not multiplied by {right}"
-    change = partial(_scaled, SCALES.get(named, lambda config: factor))
+    change = partial(_scaled, factors("embedding-scale").get(named, lambda config: factor))
     return fault("embedding-scale", named, says=description, patch=change, value=factor)
 
 

@@ -141,7 +141,7 @@ def listed(of: str, module: str) -> tuple[FaultRow, ...]:
         )
         for identity, meaning in meanings().items()
         for variant, row in meaning.changes.items()
-        if row["of"] == of
+        if of in (row["of"] if isinstance(row["of"], list) else [row["of"]])
     )
 
 
@@ -152,6 +152,17 @@ def made(of: str, config: TransformerConfig, formula: Formula | str, **words: An
         if each.when(config):
             change = each.change if each.change.keys() <= PARTS else {"formula": formula, **each.change}
             yield fault(each.id, each.variant, words={"c": config, **words}, **change)
+
+
+@functools.cache
+def factors(identity: str) -> Mapping[str, Callable[[TransformerConfig], float]]:
+    """Return the factors of a fault in causes.toml, most likely first. A factor that is undefined equals the right
+    one."""
+    return {name: eval(f"lambda c: {value}") for name, value in meanings()[identity].factors.items()}
+
+
+def other_factors(identity: str, config: TransformerConfig, right: float) -> dict[str, float]:
+    return {name: value for name, each in factors(identity).items() if not is_same(value := each(config), right)}
 
 
 def with_fields(config: TransformerConfig, settings: Settings) -> TransformerConfig:

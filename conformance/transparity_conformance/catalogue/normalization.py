@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -65,18 +64,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not sites.is_norm(config, site):
         return
     right = form_at(config, site)
-    if not right.centered:
-        yield from made("norms without a deviation", config, norm_with)
-        yield from made("RMS norms", config, norm_with)
-        if sites.is_head_norm(site):
-            yield from made(f"norms of {HEADS[right.statistics]}", config, norm_with)
-    elif config.norm == "batch":
-        yield from made("norms without a deviation", config, norm_with)
-        yield from made("batch norms", config, norm_with)
-    else:
-        yield from _of_layer(right)
-    if right.biased:
-        yield _formed("norm-kind", "without bias", biased=False)
+    kind = {"batch": "batch norms", "layer-unbiased": "unbiased layer norms"}.get(config.norm, "layer norms")
+    yield from made(kind if right.centered else "RMS norms", config, norm_with)
+    if sites.is_head_norm(site):
+        yield from made(f"norms of {HEADS[right.statistics]}", config, norm_with)
     if right.statistics == "features" and not sites.is_head_norm(site):
         yield _formed("norm-kind", "over positions", statistics="positions")
     yield from made("every norm", config, norm_with)
@@ -102,31 +93,6 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     used = f"the parameters of {other} are also used for {name}"
     beside = lambda site: f"{site.rpartition('.')[0]}.{other}"
     yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
-
-
-def _of_layer(right: NormForm) -> Iterator[Fault]:
-    place = "inside the root" if right.outside else "outside the root"
-    over, instead = ("n", "n − 1") if right.correction else ("n − 1", "n")
-    yield _formed("norm-eps-placement", place, outside=not right.outside)
-    says, other = f"the sum of squares is divided by {over}, not by {instead}", 1 - right.correction
-    yield _formed("norm-variance", over, says=says, correction=other)
-    says += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
-    yield _formed("norm-kind", "mean left in", subtracted=False)
-    same = "; the divisor n − 1 and the place of eps are right"
-    plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
-    for without in ("", *[", and there is no bias"] * right.biased):
-        kind, says = f"RMSNorm{without}", f"the norm is an RMSNorm: the mean is not subtracted{without}"
-        rms: dict[str, Any] = {"centered": False} | ({"biased": False} if without else {})
-        yield _formed("norm-kind", kind, says=says, **rms, **plain)
-        if right.outside:
-            outside = f"{says}, and eps is outside the root"
-            yield _formed("norm-kind", f"{kind}, eps outside", says=outside, **rms, correction=0)
-            yield _formed("norm-kind", f"{kind}, same deviation", says=says + same, **rms)
-    says = "the norm is a BatchNorm over the batch and the positions"
-    yield _formed("norm-kind", "BatchNorm", says=says, correction=0, outside=False, statistics="batch")
-    if right.outside:
-        yield _formed("norm-kind", "BatchNorm, same deviation", says=says + same, statistics="batch")
 
 
 HEADS = {"heads": "heads together", "features": "each head"}

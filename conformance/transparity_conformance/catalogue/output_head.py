@@ -18,6 +18,7 @@ from transparity_conformance.catalogue.fault import (
     NumericFault,
     Settings,
     WalkState,
+    factors,
     fault,
     is_same,
     made,
@@ -48,7 +49,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     known, of_width = [config.head_input_scale], ["1/√embed_dim"] * (config.head_scale == "embed_dim")
     right = " · ".join([*of_width, *[f"{config.head_multiplier:g}"] * (config.head_multiplier != 1)]) or "1"
-    for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
+    for name, scale in factors("head-scale").items() if config.tied_head or config.head_input_scale != 1 else ():
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
             is_last = not config.head_bias and config.final_softcap is None
@@ -59,17 +60,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield _headed("head-scale", name, says=says, scale=scale)
     yield from made("softcaps of logits", config, _logits)
     yield from CAP.usual(config)
-
-
-SCALES: dict[str, Callable[[TransformerConfig], float]] = {
-    "1 (none)": lambda config: 1.0,
-    "√embed_dim": lambda config: config.head_multiplier * config.embed_dim**0.5,
-    "1/√embed_dim": lambda config: config.head_multiplier * config.embed_dim**-0.5,
-    "the multiplier alone": lambda config: config.head_multiplier,
-    "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
-    "the scale's inverse": lambda config: 1 / config.head_input_scale,
-}
-"""Factors by which ports multiply the head's input."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

@@ -30,6 +30,8 @@ class Meaning:
     """The sentence for each variant, unless `catalogue` composes the sentence."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """How `catalogue` puts a variant into the reference, unless its code does."""
+    factors: Mapping[str, str] = field(default_factory=dict)
+    """Factors of other ports, as expressions of the configuration `c`."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

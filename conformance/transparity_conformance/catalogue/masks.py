@@ -97,10 +97,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if sublayer == "self_attention":
         yield from _window_faults(config, site, causal=causal)
     yield from made("softmax axes", config, weighed)
-    if pads or causal:
-        yield _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
-        if not config.mask_is_exact:
-            yield from conventions(config, site)
+    if (pads or causal) and not config.mask_is_exact:
+        yield from conventions(config, site)
 
 
 def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -116,7 +114,9 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
 def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
     own = own_config(config, site)
     if own.sliding_window is not None:
-        yield from _size_faults(own.sliding_window, own.window_kind, causal=causal)
+        yield from _size_faults(own, own.sliding_window)
+        which = "sliding window is" if own.window_kind == "sliding" else "chunks are"
+        yield from made("windows" if causal else "windows in both directions", own, weighed, which=which)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
         yield _windowed("exchanged", _of_the_next_kind)
@@ -125,28 +125,18 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
             yield _windowed("{kind}", partial(_of_kind, kind), kind=kind)
 
 
-SLIDING = "a position sees the last {} positions, itself included, instead of {}"
-WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
-    "sliding": (SLIDING, "sliding window is", "chunked"),
-    "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
+SIZES: dict[WindowKind, str] = {
+    "sliding": "a position sees the last {} positions, itself included, instead of {}",
+    "chunked": "chunks have {} positions instead of {}",
 }
-"""For each kind of window: text about a wrong size, text about a missing window, and the other kind."""
+"""Descriptions of a wrong size of a window."""
 
 
-def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
-    says, which, other = WINDOWS[kind]
+def _size_faults(own: TransformerConfig, window: int) -> Iterator[Fault]:
     for more in (1, -1):
         larger = lambda m, more=more: int(m.layer_window or 0) + more
-        description = says.format(window + more, window)
-        yield _masked("window-size", f"{more:+d}", value=window + more, window=larger, says=description)
-    yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)
-    if kind == "sliding" and not causal:
-        yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
-        yield _masked("window-size", "twice", window=lambda m: 2 * m.layer_window - 1)
-    yield _masked("window-kind", other, words={"window": window}, window_kind=lambda m: other)
-    for name, begin in {"early": 1, "late": window - 1}.items() if kind == "chunked" and window > 1 else ():
-        if name == "early" or window > 2:
-            yield _masked("window-begin", name, begin=begin)
+        says = SIZES[own.window_kind].format(window + more, window)
+        yield _masked("window-size", f"{more:+d}", value=window + more, window=larger, says=says)
 
 
 def _windowed(variant: str, of: Callable[[MaskParts], Window], **words: str) -> Fault:
@@ -173,32 +163,29 @@ def _of_the_next_kind(m: MaskParts) -> Window:
     return next(window for window in others if window != own)
 
 
-def _hidden_row(name: str, blind: Patch) -> Fault:
-    def patch(state: WalkState, site: str, value: Value) -> Value:
-        return np.where(right_mask(state, site).any(-1, keepdims=True), value, blind(state, site, value))
-
-    return fault("mask-wholly-hidden-row", name, patch=patch)
+def hidden_row(blind: Patch, state: WalkState, site: str, value: Value) -> Value:
+    """Return attention weights, by the function `blind` for queries without a visible key."""
+    wrong = np.asarray(blind(state, site, value), value.dtype)
+    return np.where(right_mask(state, site).any(-1, keepdims=True), value, wrong)
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Yield faults of queries without a visible key, which are conventions if masked keys have the weight zero."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
-        yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)
+        yield from made("conventions of contexts", config, weighed)
     if tap != "weights":
         return
-    yield _hidden_row("zero", lambda state, site, value: value.dtype.type(0))
+    yield from made("conventions", config, weighed)
     if site.startswith("decoder") and sublayer == "self_attention":
-        yield _hidden_row("past", _equal_past)
-    if config.mask_is_exact:
-        yield _hidden_row("by scores", lambda state, site, value: softmax(scores_at(state, site)))
+        yield from made("conventions of causal masks", config, weighed)
 
 
 def scores_at(state: WalkState, site: str) -> Value:
     return state.taps[site.replace(".weights", ".scores")]
 
 
-def _zero_context(state: WalkState, site: str, value: Value) -> Value:
+def zero_context(state: WalkState, site: str, value: Value) -> Value:
     weights, scope = site.replace(".context", ".weights"), site.rpartition(".")[0]
     sees = right_mask(state, weights).any(-1, keepdims=True)
     values = repeat_heads(state.taps[f"{scope}.value"], state.config.num_heads)
@@ -207,7 +194,7 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
     return heads.swapaxes(1, 2).reshape(batch, length, -1)
 
 
-def _equal_past(state: WalkState, site: str, value: Value) -> Value:
+def equal_past(state: WalkState, site: str, value: Value) -> Value:
     past = MaskParts(state, site).past
     return past / past.sum(-1, keepdims=True)
 
@@ -216,13 +203,10 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if not sublayer.endswith("attention") or tap != "weights":
         return
-    if not config.attention_sinks:
-        yield fault("attention-sinks", "unwanted", patch=_with_one_more)
-        return
-    yield from made("sinks", config, sunk)
+    yield from made("sinks" if config.attention_sinks else "weights without sinks", config, sunk)
 
 
-def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
+def with_one_more(state: WalkState, site: str, value: Value) -> Value:
     """Return weights of a softmax whose denominator has an additional 1."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))

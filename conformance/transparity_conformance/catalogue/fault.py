@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transparity.config import FIELD_TYPES, TransformerConfig
@@ -145,10 +146,11 @@ def listed(of: str, module: str) -> tuple[FaultRow, ...]:
     )
 
 
-def made(of: str, config: TransformerConfig, formula: Formula | str, **words: Any) -> Iterator[Fault]:
+def made(of: str, config: TransformerConfig, formula: Formula | str, module: str = "", **words: Any) -> Iterator[Fault]:
     """Yield the faults in the list `of` of causes.toml that are possible in `config`. The rows have settings of the
-    `formula`, or only functions of a module with this name. `words` fill further placeholders."""
-    for each in listed(of, formula if isinstance(formula, str) else formula.__module__):
+    `formula`, or only functions of a module with this name. Names are of the `module`, by default the formula's.
+    `words` fill further placeholders."""
+    for each in listed(of, module or (formula if isinstance(formula, str) else formula.__module__)):
         if each.when(config):
             change = each.change if each.change.keys() <= PARTS else {"formula": formula, **each.change}
             yield fault(each.id, each.variant, words={"c": config, **words}, **change)
@@ -217,7 +219,7 @@ class Number:
     ) -> NumericFault:
         """Return faults with a fitted number: `around` (if 0, the right value) · `times` ** power."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
-        return NumericFault(is_site, grid, functools.partial(self.fault, config))
+        return NumericFault(is_site, grid, partial(self.fault, config))
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
         for v in usual(self.field):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import sites
-from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault, made
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, made
 from transparity_conformance.catalogue.feed_forward import activated, gate_faults, is_activated, other_activations
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value
@@ -46,28 +45,17 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = split(site)[1]
     if is_activated(config, site):
         yield from other_activations("activation", config.activation, activated)
-        if config.norm_position in ("post", "post-branch"):
-            yield fault("residual-source", "parallel", formula=activated, source=sites.layer_input)
-        if config.branches == "parallel-one-norm":
-            behind = partial(_behind_attention, "self_attention_norm")
-            yield fault("residual-source", "sequential", formula=activated, source=behind)
+        yield from made("inputs of feed-forwards", config, activated, module=__name__)
         yield from gate_faults(config) if config.gated else ()
     if sublayer and site == sites.branch_end(config, ".".join(sites.sublayer_of(site))):
         yield from made("ends of sublayers", config, __name__)
         yield from _residual_faults(config, site)
-    if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
-        yield fault("norm-placement", "before the residual", patch=_normed_output)
-    if sublayer == "feed_forward_norm" and config.branches == "parallel":
-        behind = partial(_behind_attention, "feed_forward_norm")
-        patch: Patch = lambda state, site, value: behind(state, site.rpartition(".")[0])
-        yield fault("residual-source", "sequential", patch=patch)
-    elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "sandwich"):
-        yield fault("residual-source", "parallel", patch=_normed_layer_input)
+    if sublayer.endswith("_norm") and sublayer != "memory_norm":
+        yield from made("norms after residuals", config, __name__)
+    if sublayer == "feed_forward_norm":
+        yield from made("norms of feed-forwards", config, __name__)
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
-        skipped: Patch = lambda state, site, value: sites.layer_input(state, site.removesuffix(".output"))
-        yield fault("layer-missing", "skipped", patch=skipped)
-        around: Patch = lambda state, site, value: value + sites.layer_input(state, site.removesuffix(".output"))
-        yield fault("residual-source", "around the layer", patch=around)
+        yield from made("outputs of layers", config, __name__)
     if site == "logits" and config.head in ("logits", "classes"):
         yield from made("results", config, _results)
 
@@ -81,18 +69,13 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # Parallel branches share one residual.
     if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
-        yield fault("residual-source", "normalised", downstream=partial(residual, sites.sublayer_input))
+        yield from made("residuals after norms", config, __name__)
     yield from made("residuals", config, __name__)
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
-        yield fault(
-            "residual-source",
-            "layer input",
-            downstream=partial(residual, lambda state, scope, name: sites.stream(state, scope, "self_attention")),
-        )
-        yield fault("residual-source", "attention's output", downstream=partial(residual, _attention_output))
+        yield from made("later residuals", config, __name__)
 
 
-def _attention_output(state: WalkState, scope: str, sublayer: str) -> Value:
+def attention_output(state: WalkState, scope: str, sublayer: str) -> Value:
     attention = {"feed_forward": sites.sublayers(state.config, scope)[-2], "cross_attention": "self_attention"}
     return state.taps[sites.branch_end(state.config, f"{scope}.{attention[sublayer]}")]
 
@@ -113,7 +96,7 @@ def rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str)
     return {name: rounded_to(value, kind) for name, value in parameters.items()}
 
 
-def _normed_output(state: WalkState, site: str, value: Value) -> Value:
+def normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
     out = state.taps[sites.output_of(state.config, f"{scope}.{sublayer}")]
@@ -131,12 +114,20 @@ def without_stream(state: WalkState, site: str, flow: Value) -> Value:
     return (flow - sites.stream(state, *sites.sublayer_of(site))) / flow.dtype.type(right)
 
 
-def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
+def behind_attention(norm: str, state: WalkState, scope: str) -> Value:
     x = sites.added(state, sites.layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
     return normed_input(state, f"{scope}.{norm}", x)
 
 
-def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
+def layer_input_of(state: WalkState, site: str) -> Value:
+    return sites.layer_input(state, site.removesuffix(".output"))
+
+
+def normed_behind_attention(state: WalkState, site: str, value: Value) -> Value:
+    return behind_attention("feed_forward_norm", state, site.rpartition(".")[0])
+
+
+def normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     before = [each for each in sites.sublayers(state.config, scope) if f"{each}_norm" != name]
     ends = {end: state.taps[end] for end in (sites.branch_end(state.config, f"{scope}.{each}") for each in before)}

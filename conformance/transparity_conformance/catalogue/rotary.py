@@ -56,7 +56,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from made("rotations", own, _turn)
     yield from _position_faults(own)
     yield from made("rotary features", own, _turn)
-    words = {"which": ROTATED[tap], "other": OTHER_PAIRS[own.rope_layout], "apart": apart}
+    words: dict[str, Any] = {"which": ROTATED[tap], "other": OTHER_PAIRS[own.rope_layout], "apart": apart}
     yield from made("one rotation", own, _turn, **words)
 
 

@@ -45,8 +45,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap not in ROTATED:
         return
     yield from _of_other_layers(config, own)
-    apart = APART[OTHER_PAIRS[own.rope_layout]], APART[own.rope_layout]
-    yield from made("rotary layouts", own, _turn, other=OTHER_PAIRS[own.rope_layout], apart=apart)
+    other = OTHER_PAIRS[own.rope_layout]
+    apart = APART[other], APART[own.rope_layout]
+    yield from made("rotary layouts", own, _turn, other=other, apart=apart)
     yield from BASE.usual(own)
     yield from made("rotary scalings", own, _turn, no="not " * own.rotary_truncate)
     for name, share in SHARES.items():
@@ -56,8 +57,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from made("rotations", own, _turn)
     yield from _position_faults(own)
     yield from made("rotary features", own, _turn)
-    words: dict[str, Any] = {"which": ROTATED[tap], "other": OTHER_PAIRS[own.rope_layout], "apart": apart}
-    yield from made("one rotation", own, _turn, **words)
+    yield from made("one rotation", own, _turn, which=ROTATED[tap], other=other, apart=apart)
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:

@@ -169,13 +169,14 @@ def other_factors(identity: str, config: TransformerConfig, right: float) -> dic
 
 def with_fields(config: TransformerConfig, settings: Settings) -> TransformerConfig:
     """Return a configuration with the settings that are its fields; a function returns a field's value."""
-    fields = {name: settings[name] for name in FIELD_TYPES if name in settings}
-    return _replaced(config, **{name: value(config) if callable(value) else value for name, value in fields.items()})
+    fields = {name: value for name, value in settings.items() if name in FIELD_TYPES}
+    fields = {name: value(config) if callable(value) else value for name, value in fields.items()}
+    return _replaced(config, **fields) if fields else config
 
 
 @functools.lru_cache(maxsize=2**8)  # making a configuration takes longer than a rotation
 def _replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig:
-    return dataclasses.replace(config, **fields) if fields else config
+    return dataclasses.replace(config, **fields)
 
 
 def confused(

@@ -129,21 +129,16 @@ def listed(of: str, module: str) -> tuple[FaultRow, ...]:
     """Return the rows of the list `of` in causes.toml, whose expressions use the names of `module`, of this file and
     of `functional`."""
     names = {**vars(functional), **globals(), **vars(sys.modules[module])}
-    return tuple(
-        FaultRow(
-            identity,
-            variant,
-            eval(f"lambda c: {row.get('when', True)}", names),
-            {
-                name: eval(value, names) if isinstance(value, str) else value
-                for name, value in row.items()
-                if name not in ("of", "when")
-            },
-        )
-        for identity, meaning in meanings().items()
-        for variant, row in meaning.changes.items()
-        if of in (row["of"] if isinstance(row["of"], list) else [row["of"]])
-    )
+    found = []
+    for identity, meaning in meanings().items():
+        for variant, row in meaning.variants.items():
+            if isinstance(row, str) or of not in (row["of"] if isinstance(row["of"], list) else [row["of"]]):
+                continue
+            change = {name: row[name] for name in row if name not in ("says", "of", "when")}
+            change = {name: eval(text, names) if isinstance(text, str) else text for name, text in change.items()}
+            when = eval(f"lambda c: {row.get('when', True)}", names)
+            found.append(FaultRow(identity, variant, when, change))
+    return tuple(found)
 
 
 def made(of: str, config: TransformerConfig, formula: Formula | str, module: str = "", **words: Any) -> Iterator[Fault]:

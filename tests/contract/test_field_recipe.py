@@ -149,7 +149,7 @@ def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
 @each_field
 def test_a_field_has_a_fault(field: str) -> None:
     rows = [row for meaning in meanings().values() for row in meaning.variants.values() if not isinstance(row, str)]
-    changed = set(re.findall(r"\w+", str([row | {"says": ""} for row in rows])))
+    changed = set(re.findall(r"\w+", str([{**row, "says": ""} for row in rows])))
     if mentions(field, *((folder,) for folder in FAULTS)) or not changed.isdisjoint(words_for(field)):
         assert field not in NO_FAULT, f"{field} has a fault, so remove it from `no_fault` of {KNOWN_FILE}"
     else:

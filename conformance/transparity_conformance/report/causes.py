@@ -31,7 +31,7 @@ class Meaning:
     factors: Mapping[str, str] = field(default_factory=dict)
     """Factors of other ports, as expressions of the configuration `c`."""
 
-    @property
+    @functools.cached_property
     def says(self) -> dict[str, str]:
         return {name: row if isinstance(row, str) else row["says"] for name, row in self.variants.items()}
 

@@ -123,7 +123,11 @@ def _sources(column: str) -> dict[str, str]:
 def planted_lines() -> dict[str, dict[str, str]]:
     """Return the diffs of the faults that the tests plant in the columns, by cause and by the column's title."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for row in itertools.chain.from_iterable(_rows_of(META / f"planting/{name}.toml") for name in ("lines", "plants")):
+    bugs = [
+        {"cause": row["causes"][0], **row["columns"]} for row in _rows(META / "independent/bugs") if "columns" in row
+    ]
+    others = tomllib.loads(AROUND.read_text(encoding="utf-8"))["columns"]
+    for row in (*bugs, *others, *_rows_of(META / "planting/plants.toml")):
         for column, (title, _) in COLUMNS.items():
             text = row | row.get(column, {})
             source = _sources(column).get(f"{text.get('file', '').replace('.', '/')}.py", "")

@@ -1,4 +1,5 @@
-"""Write docs/exam.md, docs/exam-bugs.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page`.
+"""Write docs/exam.md, docs/exam-bugs.md, docs/exam.png and the README's numbers from docs/exam.json: `python -m
+meta.exam.page`.
 
 docs/exam.json has the published results: the latest judgment of every bug, by its id, and the first judgment. The first
 judgment is null if a checker was fixed before a judgment was kept.
@@ -21,6 +22,7 @@ from meta.trial import Answer, Share
 from transparity_conformance.report.causes import meanings
 
 FILE = DOCS / "exam.json"
+README = DOCS.parent / "README.md"
 PAGE, BUGS, PLOT = FILE.with_suffix(".md"), DOCS / "exam-bugs.md", FILE.with_suffix(".png")
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
@@ -170,6 +172,16 @@ def rendered(page: Path, text: str, rows: Rows) -> str:
     return text
 
 
+def in_readme(text: str, rows: Rows) -> str:
+    """Replace the numbers in the README's sentences about the exam."""
+    own = {share.title: share for share in scores(judgments(rows))}
+    detected, named, accepted = own["detected"], own["named"], own["controls and twins accepted"]
+    numbers = [detected.of, detected.right, detected.of, named.right, accepted.of - accepted.right, accepted.of]
+    begin = text.index("tests the checker on")
+    parts = re.split(r"\d+", text[begin:], maxsplit=len(numbers))
+    return text[:begin] + parts[0] + "".join(f"{number}{part}" for number, part in zip(numbers, parts[1:], strict=True))
+
+
 def plot(rows: Rows, file: Path) -> None:
     import matplotlib as mpl
 
@@ -201,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(rows)
     for page in PARTS:
         page.write_text(rendered(page, page.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    README.write_text(in_readme(README.read_text(encoding="utf-8"), rows), encoding="utf-8")
     plot(rows, PLOT)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from meta.planting.planted import REFERENCE_COLUMN, Plant, planted
 from meta.pool.bug import META, rows
+from meta.pool.port import pool
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
@@ -21,8 +22,10 @@ from transparity_conformance.report.comparison import gap
 COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
 
 
-def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
-    for row in (row for row in rows(META / f"planting/{table}s.toml", table) if "case" in row):
+def lines() -> Iterator[tuple[Plant, dict[str, Any]]]:
+    of_bugs = [{"cause": bug.causes[0], **bug.columns} for bug in pool().values() if bug.columns]
+    plants = [row for row in rows(META / "planting/plants.toml", "plant") if "case" in row]
+    for row in (*of_bugs, *rows(META / "planting/around.toml", "columns"), *plants):
         for column in COLUMNS:
             own = row.get(column.removeprefix("transparity_"), {})
             text = row | own
@@ -30,7 +33,7 @@ def lines(table: str) -> Iterator[tuple[Plant, dict[str, Any]]]:
                 yield Plant(row.get("cause") or row["id"], column, text["file"], text["old"], text["new"], ()), row
 
 
-LINES = [*lines("line"), *lines("plant")]
+LINES = [*lines()]
 
 
 @functools.cache

@@ -101,6 +101,9 @@ class Bug:
         port: the function of the subject.
         hidden: the only place where the bug is visible.
         control: whether the edit is correct, so that the checker must agree.
+        columns: the same bug in our columns: `case` is a model of oracle/cases.json that shows the bug (on the inputs
+            `probe`, by default `mixed`), and `file` the file with the texts `old` and `new`. `pytorch`, `flax` and
+            `numpy` have the texts of a column with other code. The page of the first cause shows these texts.
         dtype: the precision with which the port is checked.
     """
 
@@ -123,6 +126,7 @@ class Bug:
     port: str = ""
     hidden: str = "any"
     control: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
 
     def __hash__(self) -> int:

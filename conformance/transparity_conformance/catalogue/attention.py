@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from transparity_conformance.catalogue.fault import (
     NumericFault,
     Settings,
     WalkState,
+    factors,
     fault,
-    is_same,
     made,
-    row,
+    other_factors,
+    with_fields,
 )
 from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
@@ -29,7 +30,6 @@ from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
 from transparity_conformance.oracle.budgets import FITTED_WIDTH
 from transparity_conformance.oracle.undetermined import own_config, right_mask, split
-from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.mixers.attention import attention_scores, attention_weights, merge_heads, repeat_heads
 from transparity_numpy.positions.in_attention import query_temperature
 
@@ -41,48 +41,22 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     heads = config.key_value_heads if tap in ("key", "value") else config.num_heads
     is_grouped = 1 < config.key_value_heads < config.num_heads
     if tap == "scores":
-        for name, scale in SCALES.items():
-            is_defined = "rotary_dim" not in name or 0 < (config.rotary_dim or 0) < config.head_dim
-            if "multiplier" in name:
-                is_defined &= config.attention_scale == "head_dim" and config.attention_multiplier != 1
-            if is_defined and not is_same(scale(config), config.score_scale):
-                yield scaled(config, scale(config), name)
+        for name, scale in other_factors("attention-scale", config, config.score_scale).items():
+            yield scaled(config, scale, name)
         if sublayer == "self_attention" and own_config(config, site).positions != config.positions:
             yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
-        yield from made(CAP_MISSING, config, attended)
+        yield from made("softcaps", config, attended)
         yield from CAP.usual(config)
-        yield from made(CAPS, config, attended)
     if tap == "weights" and config.attention_softcap is not None:
         yield fault("attention-cap", "behind the mask", patch=_capped_behind_mask)
     if tap in ("scores", "context") and is_grouped:
-        yield from made(TILED, config, attended, alone="keys" if tap == "scores" else "values")
+        yield from made("groups of heads", config, attended, alone="keys" if tap == "scores" else "values")
     if tap in ("query", "key", "value") and heads > 1:
-        yield from made((*SPLITS, INTERLEAVED), config, attended)
-    if tap == "context":
-        by_members = [row("head-order", "merged by members", merge=_by_members)] * is_grouped
-        yield from made((*MERGES, *by_members, INTERLEAVED) if heads > 1 else (), config, attended)
-
-
-SCALES: dict[str, Callable[[TransformerConfig], float]] = {
-    "1/√head_dim": lambda config: config.head_dim**-0.5,
-    "1/√(head_dim − rotary_dim)": lambda config: (config.head_dim - cast(int, config.rotary_dim)) ** -0.5,
-    "1/√rotary_dim": lambda config: cast(int, config.rotary_dim) ** -0.5,
-    "1/√embed_dim": lambda config: config.embed_dim**-0.5,
-    "1/√(head_dim − rotary_dim) · attention_multiplier": lambda config: (
-        config.attention_multiplier * (config.head_dim - cast(int, config.rotary_dim)) ** -0.5
-    ),
-    "1/√head_dim · √attention_multiplier": lambda config: (config.attention_multiplier / config.head_dim) ** 0.5,
-    "1 (none)": lambda config: 1.0,
-    "1/head_dim": lambda config: 1 / config.head_dim,
-    "the scale twice": lambda config: config.score_scale**2,
-    "1/embed_dim": lambda config: 1 / config.embed_dim,
-    "1/√num_heads": lambda config: config.num_heads**-0.5,
-    "the scale's inverse": lambda config: 1 / config.score_scale,
-    "1/√(head_dim + 1)": lambda config: (config.head_dim + 1) ** -0.5,
-    "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
-    "1/√max_length": lambda config: config.max_length**-0.5,
-}
-"""Factors with which ports multiply scores, most likely first."""
+        yield from made("splits of heads", config, attended)
+        yield from made("splits and merges of heads", config, attended)
+    if tap == "context" and heads > 1:
+        yield from made("merges of heads", config, attended)
+        yield from made("splits and merges of heads", config, attended)
 
 
 def named_scale(scale: float) -> str:
@@ -92,7 +66,7 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of `SCALES[named]`."""
+    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of the factor `named`."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -105,7 +79,11 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if
     # the mask value is close to zero.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
+    change: dict[str, Any] = {
+        "value": scale,
+        "also_patched": also,
+        "scale": factors("attention-scale").get(named, lambda config: scale),
+    }
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
 
 
@@ -126,14 +104,14 @@ def attended(settings: Settings, state: WalkState, site: str, value: Value) -> V
 
 
 def _scored(settings: Settings, state: WalkState, site: str) -> Value:
-    config, scope = state.config, site.rpartition(".")[0]
+    config, scope = with_fields(state.config, settings), site.rpartition(".")[0]
     query, key = normalized_and_rotated(state, scope, "query"), normalized_and_rotated(state, scope, "key")
     if settings.get("rotated"):
         query, key = rotated({}, config, query), rotated({}, config, key)
     query = _sharpened(settings, config, site, query)
     key = _shared(settings, key, config)
     scale = settings["scale"](config) if "scale" in settings else config.score_scale
-    cap, bias = settings.get("attention_softcap", config.attention_softcap), bias_at(state, site)
+    cap, bias = config.attention_softcap, bias_at(state, site)
     if "capping" not in settings:
         return attention_scores(query, key, scale, cap, bias)
     if cap is None:
@@ -162,13 +140,6 @@ def tiled_heads(x: Value, heads: int) -> Value:
 
 
 CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended)
-_cap = partial(row, "attention-cap", when=lambda config: config.attention_softcap is not None)
-CAP_MISSING = (_cap("missing", attention_softcap=None),)
-CAPS = (
-    _cap("clipped", capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap)),
-    _cap("not scaled back", capping=lambda products, scale, cap: np.tanh(products * scale / cap)),
-    _cap("before the scale", capping=lambda products, scale, cap: apply_softcap(products, cap) * scale),
-)
 
 
 def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
@@ -176,12 +147,6 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     assert cap is not None
     masked = cap * math.tanh(masked_score / cap)
     return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
-
-
-TILED = (  # At a single tap, both rows have the same effect, and reports name the first row.
-    row("head-grouping", "{alone} tiled", tiled=True),
-    row("head-grouping", "tiled", tiled=True),
-)
 
 
 def view(x: Value, num_heads: int) -> Value:
@@ -198,15 +163,7 @@ def merged_interleaved(heads: Value, config: TransformerConfig) -> Value:
     return heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1)
 
 
-SPLITS = (row("head-split", "split by view", split=view), row("head-order", "split by interleaved", split=interleaved))
-MERGES = (
-    row("head-split", "merged by view", merge=lambda heads, config: heads.reshape(len(heads), heads.shape[2], -1)),
-    row("head-order", "merged by interleaved", merge=merged_interleaved),
-)
-INTERLEAVED = row("head-order", "split and merged interleaved", split=interleaved, merge=merged_interleaved)
-
-
-def _by_members(heads: Value, config: TransformerConfig) -> Value:
+def merged_by_members(heads: Value, config: TransformerConfig) -> Value:
     """Merge heads in a wrong order: the first heads of all groups, then all second heads, and so on."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
@@ -232,7 +189,7 @@ def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap != "scores" or sublayer != "self_attention":
         return
     own = own_config(config, site)
-    yield from made(TEMPERATURES, own, attended, other=1 - own.query_temperature_first)
+    yield from made("temperatures", own, attended, other=1 - own.query_temperature_first)
     others = {kind: each.query_temperature for kind, each in config.layer_kinds.items()}
     for kind, other in others.items():
         if other != own.query_temperature:
@@ -253,23 +210,9 @@ def _exchanged(own: TransformerConfig, config: TransformerConfig, positions: np.
     return _with_temperature(max(others), own, config, positions, right)
 
 
-def _smooth(own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any) -> Any:
+def smooth_temperature(own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any) -> Any:
     pieces = (positions + own.query_temperature_first) / own.query_temperature_length
     return (1 + own.query_temperature * np.log1p(pieces))[:, None, :, None]
-
-
-_tempered = partial(row, "query-temperature", when=lambda own: own.query_temperature > 0)
-TEMPERATURES = (
-    _tempered("missing", temperature=lambda own, config, positions, right: None),
-    _tempered("twice", temperature=lambda own, config, positions, right: right(positions=positions) ** 2),
-    _tempered(
-        "first", temperature=lambda own, config, at, right: right(positions=at + 1 - 2 * own.query_temperature_first)
-    ),
-    _tempered("not cut", temperature=_smooth),
-    _tempered(
-        "first piece", temperature=lambda own, config, at, right: right(positions=at + own.query_temperature_length)
-    ),
-)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

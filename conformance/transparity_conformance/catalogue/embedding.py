@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Patch, Settings, WalkState, fault, is_same
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    NumericFault,
+    Settings,
+    WalkState,
+    factors,
+    fault,
+    made,
+    other_factors,
+)
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -30,39 +38,34 @@ and `rolled` the other end. With `kept`, the positions of padding do not shift."
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     config, is_padded = stack_config(config, site), config.pad_id is not None and reads_tokens(config, site)
-    if site.endswith(".embedding_norm") and config.positions == "learned":
-        yield fault("norm-placement", "before the positions", patch=partial(_added_behind, right_positions))
-    if site.endswith(".embedding_norm") and config.num_token_types:
-        yield fault("norm-placement", "before the token types", patch=partial(_added_behind, token_types))
+    if site.endswith(".embedding_norm"):
+        yield from made("norms of embeddings", config, __name__)
     if not site.endswith(".embedding"):
         return
     what = "token embeddings" if reads_tokens(config, site) else "patches" if config.reads_pixels else "frames"
-    for name, factor in SCALES.items():
-        if not is_same(factor(config), config.token_scale):
-            yield scaled(config, factor(config), name, what)
+    for name, factor in other_factors("embedding-scale", config, config.token_scale).items():
+        yield scaled(config, factor, name, what)
     if config.positions in ("learned", "sinusoidal"):
-        if config.token_scale != 1:
-            scaled_too: Patch = lambda state, site, value: (
-                value + (state.config.token_scale - 1) * right_positions(state, site)
-            )
-            yield fault("embedding-scale", "positions, too", patch=scaled_too)
+        yield from made("added positions", config, __name__)
         yield from _offset_faults(config)
-    if config.positions == "learned" and (config.position_offset or config.position_count == "visible"):
-        for name in ("visible",) if config.position_count == "all" else ("all", "padding goes on"):
-            yield fault("position-count", name, patch=partial(_placed, COUNTS[name]))
+    if config.positions == "learned":
+        yield from made("counts of positions", config, __name__)
     if config.positions == "sinusoidal":
-        yield from _sinusoid_faults(config)
+        yield from made("sinusoids", config, __name__)
+        yield from _frequency_faults(config)
     if is_padded:
-        yield fault("padding-row", "zeroed", words={"c": config}, alter=_zeroed)
-        if config.tied_head or config.shared_embedding:
-            yield fault("padding-row", "zeroed here", words={"c": config}, patch=_zeroed_here)
+        yield from made("padding tokens", config, __name__)
+
+
+def scaled_with_positions(state: WalkState, site: str, value: Value) -> Value:
+    return value + (state.config.token_scale - 1) * right_positions(state, site)
 
 
 def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
     for offset in OFFSETS:
         begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
         if config.positions == "sinusoidal":
-            patch = partial(_replaced, {"offset": offset})
+            patch = partial(replaced, {"offset": offset})
             yield fault("position-offset", f"{offset}", says=begins, patch=patch, value=offset)
             continue
         for edge, words in EDGES.items():
@@ -70,21 +73,16 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
                 change = partial(_moved, offset, edge)
                 yield fault("position-offset", f"{offset} {edge}", says=f"{begins}{words}", patch=change, value=offset)
         if config.position_count == "visible":
-            counted = partial(_placed, COUNTS["all"], offset=offset)
+            counted = partial(placed, COUNTS["all"], offset=offset)
             says = f"{begins}, and count padding"
             yield fault("position-offset", f"{offset} all", says=says, patch=counted, value=offset)
 
 
-def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
-    is_interleaved = config.rope_layout == "interleaved"
-    name, layout = ("concatenated", "halves") if is_interleaved else ("interleaved", "interleaved")
-    yield fault("position-layout", name, patch=partial(_replaced, {"layout": layout}))
-    says = "each cosine comes before its sine" if is_interleaved else "cosines come before sines"
-    yield fault("position-layout", "cosine first", says=says, patch=partial(_replaced, {"order": -1}))
+def _frequency_faults(config: TransformerConfig) -> Iterator[Fault]:
     right = TIMESCALES[config.sinusoidal_timescales]
     for name, exponents in EXPONENTS.items():
         if name != right:
-            words, patch = {"name": name, "right": right}, partial(_replaced, {"exponents": exponents})
+            words, patch = {"name": name, "right": right}, partial(replaced, {"exponents": exponents})
             yield fault("position-frequency", "{name}", words=words, patch=patch)
 
 
@@ -96,32 +94,22 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """Ways to count positions, given a mask (batch, length) of the visible tokens."""
 
 
-SCALES: dict[str, Callable[[TransformerConfig], float]] = {
-    "1 (none)": lambda config: 1.0,
-    "√embed_dim": lambda config: math.sqrt(config.embed_dim),
-    "1/√embed_dim": lambda config: 1 / math.sqrt(config.embed_dim),
-    "embed_dim": lambda config: float(config.embed_dim),
-    "√head_dim": lambda config: math.sqrt(config.head_dim),
-}
-"""Factors by which ports multiply token embeddings."""
-
-
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
     """Return the fault that embeddings are multiplied by `factor`; in other sizes, use the formula of
-    `SCALES[named]`."""
-    by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
+    the factor `named`."""
+    by = f"{named} ({factor:.4g})" if named in factors("embedding-scale") else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
         right += f"{' · ' if right else ''}{config.embedding_multiplier:g}"
     description = f"{what} are multiplied by {by}" + f" instead of {right}" * bool(right)
     if factor == 1:
         description = f"{what} are not multiplied by {right}"
-    change = partial(_scaled, SCALES.get(named, lambda config: factor))
+    change = partial(_scaled, factors("embedding-scale").get(named, lambda config: factor))
     return fault("embedding-scale", named, says=description, patch=change, value=factor)
 
 
 def based(config: TransformerConfig, base: float) -> Fault:
-    words, change = {"base": f"{base:.6g}", "c": config}, partial(_replaced, {"base": base})
+    words, change = {"base": f"{base:.6g}", "c": config}, partial(replaced, {"base": base})
     return fault("position-frequency", "base {base}", words=words, patch=change, value=base)
 
 
@@ -165,7 +153,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
     return value - right_positions(state, site) + table[rows] * ((moved >= 0) | (edge != "kept"))[..., None]
 
 
-def _placed(
+def placed(
     count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value, offset: int = 0
 ) -> Value:
     table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0])
@@ -173,7 +161,7 @@ def _placed(
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 
 
-def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+def replaced(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     return value - right_positions(state, site) + sinusoids(settings, state.config, length_at(state, site))
 
 
@@ -205,19 +193,19 @@ def token_types(state: WalkState, site: str) -> np.ndarray:
     return state.parameters[f"{site.split('.')[0]}.token_type_embedding.weight"][state.inputs["token_types"]]
 
 
-def _added_behind(added: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+def added_behind(added: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
     right = added(state, site.removesuffix("_norm"))
     return normed_input(state, site, state.taps[site.removesuffix("_norm")] - right) + right
 
 
-def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     name = token_table(config, site.split(".")[0])
     table = parameters[name].copy()
     table[config.pad_id] = 0
     return {name: table}
 
 
-def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
+def zeroed_here(state: WalkState, site: str, value: Value) -> Value:
     is_padding = (state.inputs[keys_name(state.config, site)] == state.config.pad_id)[..., None]
     return value - is_padding * state.config.token_scale * tokens_of(state, site)
 

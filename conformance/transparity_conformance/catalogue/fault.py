@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.causes import meanings
+from transparity_numpy.arithmetic import functional
 
 
 @dataclass
@@ -110,34 +114,64 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
+    """A variant of a fault from causes.toml."""
+
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
     """Whether the fault is possible in a configuration."""
     change: Mapping[str, Any]
-    """Keywords of `fault`; `{c}` in the description is the layer's configuration."""
+    """Keywords of `fault`."""
 
 
-def row(
-    identity: str, variant: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any
-) -> FaultRow:
-    return FaultRow(identity, variant, when, change)
+@functools.cache
+def listed(of: str, module: str) -> tuple[FaultRow, ...]:
+    """Return the rows of the list `of` in causes.toml, whose expressions use the names of `module`, of this file and
+    of `functional`."""
+    names = {**vars(functional), **globals(), **vars(sys.modules[module])}
+    found = []
+    for identity, meaning in meanings().items():
+        for variant, row in meaning.variants.items():
+            if isinstance(row, str) or of not in (row["of"] if isinstance(row["of"], list) else [row["of"]]):
+                continue
+            change = {name: row[name] for name in row if name not in ("says", "of", "when")}
+            change = {name: eval(text, names) if isinstance(text, str) else text for name, text in change.items()}
+            when = eval(f"lambda c: {row.get('when', True)}", names)
+            found.append(FaultRow(identity, variant, when, change))
+    return tuple(found)
 
 
-def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield a table's faults that are possible in `config`; `words` fill further placeholders."""
-    for each in rows:
+def made(of: str, config: TransformerConfig, formula: Formula | str, module: str = "", **words: Any) -> Iterator[Fault]:
+    """Yield the faults in the list `of` of causes.toml that are possible in `config`. The rows have settings of the
+    `formula`, or only functions of a module with this name. Names are of the `module`, by default the formula's.
+    `words` fill further placeholders."""
+    for each in listed(of, module or (formula if isinstance(formula, str) else formula.__module__)):
         if each.when(config):
-            used = None if each.change.keys() <= {*PARTS, "says"} else formula
-            yield fault(each.id, each.variant, words={"c": config, **words}, formula=used, **each.change)
+            change = each.change if each.change.keys() <= PARTS else {"formula": formula, **each.change}
+            yield fault(each.id, each.variant, words={"c": config, **words}, **change)
 
 
-def variants(
-    identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
-) -> Iterator[Fault]:
-    """Yield a fault for each entry of `table`, which maps variants to wrong values of the `setting`."""
-    for name, change in table.items():
-        yield fault(identity, name, words=words, formula=formula, **{setting: change})
+@functools.cache
+def factors(identity: str) -> Mapping[str, Callable[[TransformerConfig], float]]:
+    """Return the factors of a fault in causes.toml, most likely first. A factor that is undefined equals the right
+    one."""
+    return {name: eval(f"lambda c: {value}") for name, value in meanings()[identity].factors.items()}
+
+
+def other_factors(identity: str, config: TransformerConfig, right: float) -> dict[str, float]:
+    return {name: value for name, each in factors(identity).items() if not is_same(value := each(config), right)}
+
+
+def with_fields(config: TransformerConfig, settings: Settings) -> TransformerConfig:
+    """Return a configuration with the settings that are its fields; a function returns a field's value."""
+    fields = {name: value for name, value in settings.items() if name in FIELD_TYPES}
+    fields = {name: value(config) if callable(value) else value for name, value in fields.items()}
+    return _replaced(config, **fields) if fields else config
+
+
+@functools.lru_cache(maxsize=2**8)  # making a configuration takes longer than a rotation
+def _replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig:
+    return dataclasses.replace(config, **fields)
 
 
 def confused(
@@ -149,13 +183,6 @@ def confused(
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
     yield fault(f"{kind}-duplicated", variant, says=used, exchange=both, **change)
-
-
-OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
-    "missing": lambda right: 1.0,
-    "inverse": lambda right: 1 / right,
-    "twice": lambda right: right**2,
-}
 
 
 def is_same(one: float, other: float) -> bool:
@@ -188,7 +215,7 @@ class Number:
     ) -> NumericFault:
         """Return faults with a fitted number: `around` (if 0, the right value) · `times` ** power."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
-        return NumericFault(is_site, grid, functools.partial(self.fault, config))
+        return NumericFault(is_site, grid, partial(self.fault, config))
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
         for v in usual(self.field):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
 from transparity_conformance.catalogue.fault import (
-    OTHER_FACTORS,
     Fault,
     Formula,
     Number,
@@ -21,52 +19,27 @@ from transparity_conformance.catalogue.fault import (
     WalkState,
     fault,
     made,
-    row,
+    with_fields,
 )
 from transparity_conformance.catalogue.parameters import Rows, in_groups, repacked
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.activations import ACTIVATIONS as RIGHT
+from transparity_numpy.activations import gated
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
 from transparity_numpy.experts import SCORES, choose, highest, router_weights
 
-_bound = partial(row, "gate-limit", when=lambda c: c.gate_limit is not None)
-BOUNDS = (
-    _bound("missing", bounded=lambda limit, gate, up: (gate, up)),
-    _bound("gate alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), up)),
-    _bound("up alone", bounded=lambda limit, gate, up: (gate, np.clip(up, -limit, limit))),
-    _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
-    _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
-)
-"""Wrong bounds (swiglu_limit): (limit, gate, up) → (gate, up)."""
-
-
-CUTS: dict[str, Rows] = {
-    "halves": lambda config, gate, up: in_groups(len(gate), gate, up),
-    "alternating": lambda config, gate, up: np.argsort(in_groups(len(gate), gate, up)),
-}
-"""Rows that a port reads as gate and up projection if it expects another packed order."""
-
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
-    yield from made(GATES, config, activated)
-    yield from made(BOUNDS, config, activated)
+    yield from made("gates", config, activated)
     if config.gate_limit is not None:
         yield from LIMIT.usual(config)
-    for name, order in CUTS.items():
-        yield fault("packed-order", f"gate and up, {name}", alter=partial(_cut_as, order))
-    if offset := config.up_offset:
-        other = partial(fault, "up-offset", words={"c": config}, formula=activated)
-        yield other("missing", offset=0.0)
-        yield other("subtracted", offset=-offset)
-        shifted = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up
-        yield other("of the gate", offset=0.0, gated=shifted)
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     scope = split(site)[0]
-    part, config = f"{scope}.feed_forward", own_config(state.config, site)
+    part, config = f"{scope}.feed_forward", with_fields(own_config(state.config, site), settings)
     x = _given(settings, state, scope)
     weights = state.taps[f"{scope}.feed_forward.router_weights"]
     hidden = partial(_hidden, settings, state, config)
@@ -80,7 +53,8 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         bias = state.parameters.get(f"{own}.down.bias", 0) * settings.get("bare", 0)
         total = total + weight * (out - bias) + (weight != 0) * bias
     if config.shared_expert_dim:
-        shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(settings.get("shared", 1))
+        times = settings.get("shared", lambda config: 1)(config)
+        shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(times)
         if parameters_of(state, f"{part}.shared_expert_gate"):
             shared = shared * settings.get("through", sigmoid)(apply_linear(state, f"{part}.shared_expert_gate", x))
         total = total + shared
@@ -92,15 +66,18 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
     up = apply_linear(state, f"{scope}.up", x)
     if not config.gated:
         return function(up)
-    return gated(settings, config, function, apply_linear(state, f"{scope}.gate", x), up)
+    gate = apply_linear(state, f"{scope}.gate", x)
+    if settings.keys() <= FIELD_TYPES.keys():
+        return gated(config, gate, up)
+    gate, up = settings.get("bounded", bounded)(config.gate_limit, gate, up)
+    up = up + up.dtype.type(settings.get("offset", 1) * config.up_offset)
+    if "gate_offset" in settings:
+        function = partial(_shifted, function, settings["gate_offset"] * config.up_offset)
+    return settings.get("joined", lambda function, gate, up: function(gate) * up)(function, gate, up)
 
 
-def gated(
-    settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
-) -> Value:
-    gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
-    up = up + up.dtype.type(settings.get("offset", config.up_offset))
-    return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
+def _shifted(function: Callable[[Value], Value], offset: float, gate: Value) -> Value:
+    return function(gate) + gate.dtype.type(offset)
 
 
 def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
@@ -154,17 +131,9 @@ def activated(settings: Settings, state: WalkState, site: str, value: Value) -> 
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     x = _given(settings, state, split(site)[0])
-    return _hidden(settings, state, state.config, site.removesuffix(".hidden"), x).astype(value.dtype)
+    config = with_fields(own_config(state.config, site), settings)
+    return _hidden(settings, state, config, site.removesuffix(".hidden"), x).astype(value.dtype)
 
-
-GATES = (
-    row("gate-swapped", "swapped", gated=lambda function, gate, up: gate * function(up)),
-    row("gate-missing", "without gate", gated=lambda function, gate, up: function(up)),
-    row("gate-missing", "gate alone", gated=lambda function, gate, up: function(gate)),
-    row("gate-activation", "of both", gated=lambda function, gate, up: function(gate) * function(up)),
-    row("gate-activation", "of the product", gated=lambda function, gate, up: function(gate * up)),
-    row("gate-missing", "added", gated=lambda function, gate, up: function(gate) + up),
-)
 
 INSTEAD = "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)"
 LIMIT = Number("gate-limit", "gate_limit", INSTEAD, activated, "{v:g}")
@@ -178,9 +147,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap == ROUTER_CHOSEN:
         yield from _choices(own)
     if tap == "router_weights":
-        yield from _weights(own)
+        yield from made("router weights", own, _weighted)
     if site == f"{scope}.feed_forward.output":
-        yield from _of_experts(own)
+        yield from made("experts", own, activated)
 
 
 def _choices(config: TransformerConfig) -> Iterator[Fault]:
@@ -193,39 +162,7 @@ def _choices(config: TransformerConfig) -> Iterator[Fault]:
             name = next(name for name, each in counts.items() if each == number)
             words = {"name": name, "number": number, "c": config}
             yield chosen("router-count", "{name}", words=words, experts_per_token=number)
-    if count < experts:
-        yield chosen("router-choice", "lowest", sign=-1)
-        yield chosen("router-choice", "first", sign=0)
-    if config.router_score_bias:
-        yield chosen("router-correction", "missing", correction=0)
-        yield chosen("router-correction", "subtracted", correction=-1)
-    if config.router_groups > config.topk_groups:
-        is_told = count > config.topk_groups  # fewer experts are always in the groups with the highest scores
-        yield chosen("router-groups", "ignored" if is_told else "either", topk_groups=config.router_groups)
-        if is_told:
-            yield chosen("router-groups", "by the highest score", ranked=1)
-
-
-def _weights(config: TransformerConfig) -> Iterator[Fault]:
-    weighted, right = partial(fault, formula=_weighted), config.router_scale
-    if not (config.normalize_topk and config.experts_per_token == config.num_experts):
-        name = "missing" if config.normalize_topk else "too much"
-        yield weighted("router-normalization", name, normalize_topk=not config.normalize_topk)
-    yield weighted("router-weights", "missing", weights="one")
-    yield weighted("router-weights", "equal", weights="equal")
-    if config.router_scores == "softmax":
-        yield weighted("router-weights", "softmax twice", weights="softmax twice")
-    elif config.experts_per_token > 1:
-        yield weighted("router-weights", "softmax of the chosen", weights="softmax of the chosen")
-    yield weighted("router-weights", "logits", weights="logits")
-    if config.router_scores == "softmax":
-        yield weighted("softmax-axis", "tokens", over_tokens=True, also_patched=(ROUTER_CHOSEN,))
-    other = next(name for name in SCORES if name != config.router_scores)
-    yield weighted("router-scores", other, router_scores=other, also_patched=(ROUTER_CHOSEN,))
-    if config.router_score_bias:
-        yield weighted("router-correction", "in the weights", weights="corrected")
-    for name, factor in OTHER_FACTORS.items() if right != 1 else ():
-        yield weighted("router-scale", name, words={"right": right}, router_scale=factor(right))
+    yield from made("router choices", config, _chosen)
 
 
 def _scores(settings: Settings, state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
@@ -238,13 +175,8 @@ def _scores(settings: Settings, state: WalkState, site: str, config: Transformer
     return logits, scores, state.parameters.get(f"{scope}.router_score_bias")
 
 
-def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
-    own = own_config(state.config, site)
-    return dataclasses.replace(own, **{name: value for name, value in settings.items() if name in vars(own)})
-
-
 def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    config = _changed(settings, state, site)
+    config = with_fields(own_config(state.config, site), settings)
     _, scores, correction = _scores(settings, state, site, config)
     if "correction" in settings:
         correction = settings["correction"] * correction
@@ -265,7 +197,7 @@ def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> 
 def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     if site.endswith(ROUTER_CHOSEN):
         return _chosen(settings, state, site, value)
-    config = _changed(settings, state, site)
+    config = with_fields(own_config(state.config, site), settings)
     logits, scores, correction = _scores(settings, state, site, config)
     chosen = state.taps[f"{site.rpartition('.')[0]}.{ROUTER_CHOSEN}"]
     kind = settings.get("weights")
@@ -281,32 +213,38 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
     return router_weights(config, scores, chosen).astype(value.dtype)
 
 
-PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
-    "high first": (2, lambda blocks: blocks[..., ::-1]),  # swap the two weights in each byte
-    "split": (
-        32,
-        lambda blocks: blocks.reshape(*blocks.shape[:-1], 2, 16).swapaxes(-1, -2),
-    ),  # put low half-bytes first
-    "scale twice": (1, lambda blocks: blocks * 2),
-    "scale half": (1, lambda blocks: blocks / 2),
-}
-"""Wrong ways to unpack four-bit weights, as (block size, function of features (…, blocks, block size))."""
+def swap_halves_of_bytes(x: Value) -> Value:
+    return x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
 
 
-def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
-    return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
+def low_halves_first(x: Value) -> Value:
+    """Return features in the order of four-bit weights of which a block's low half-bytes come first."""
+    return x.reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
 
 
-def _cut_as(order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def in_halves(config: TransformerConfig, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return in_groups(len(gate), gate, up)
+
+
+def alternating(config: TransformerConfig, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return np.argsort(in_groups(len(gate), gate, up))
+
+
+def cut_as(order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     """Return gate and up projections, cut out of a packed matrix in a wrong order."""
     part = f"{split(site)[0]}.feed_forward"
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)] or [part]
     return dict(ChainMap(*[repacked([f"{each}.gate", f"{each}.up"], order, config, parameters) for each in places]))
 
 
-def _of_other_experts(
-    source: Callable[[int, int], int], roles: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
+def of_other_experts(
+    source: Callable[[int, int], int],
+    config: TransformerConfig,
+    parameters: Arrays,
+    site: str,
+    roles: Sequence[str] = ("gate", "up", "down"),
 ) -> Arrays:
+    """Return the experts' parameters of the expert `source(expert, experts)`."""
     part, experts = f"{split(site)[0]}.feed_forward.experts", own_config(config, site).num_experts
     sources = {expert: source(expert, experts) for expert in range(experts)}
     ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]
@@ -318,28 +256,5 @@ def _of_other_experts(
     }
 
 
-def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
-    orders: dict[str, Callable[[int, int], int]] = {
-        "reversed": lambda expert, count: count - 1 - expert,
-        "next": lambda expert, count: (expert + 1) % count,
-        "first": lambda expert, count: 0,
-    }
-    for name, source in orders.items() if config.num_experts > 1 else ():
-        if not (name == "next" and config.num_experts == 2):
-            yield fault("expert-order", name, alter=partial(_of_other_experts, source, ("gate", "up", "down")))
-    for role in ("gate", "up", "down")[not config.gated :] if config.num_experts > 1 else ():
-        alter = partial(_of_other_experts, orders["first"], (role,))
-        yield fault("expert-order", "first, {role}", words={"role": role}, alter=alter)
-    yield fault("router-weights", "of the input", formula=activated, weighs_input=True)
-    if config.feed_forward_bias:
-        yield fault("router-weights", "not of the biases", formula=activated, bare=1)
-    for name, (size, change) in PACKINGS.items():
-        if config.embed_dim % size == 0:
-            yield fault("expert-packing", name, formula=activated, unpacked=partial(_unpacked, size, change))
-    if config.shared_expert_dim:
-        yield fault("shared-expert", "missing", formula=activated, shared=0)
-        if config.router_scale != 1:
-            yield fault("shared-expert", "scaled", formula=activated, shared=config.router_scale)
-    if config.shared_expert_dim and config.shared_expert_gate:
-        yield fault("shared-expert-gate", "missing", formula=activated, through=np.ones_like)
-        yield fault("shared-expert-gate", "no sigmoid", formula=activated, through=lambda x: x)
+def first_expert(expert: int, experts: int) -> int:
+    return 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig, WindowKind
-from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault
+from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault, made
 from transparity_conformance.catalogue.sites import Value, has_padding
 from transparity_conformance.oracle.undetermined import MaskParts, own_config, right_mask, split
 from transparity_numpy.arithmetic.functional import softmax
@@ -74,34 +74,6 @@ BLIND: dict[str, Callable[[Value], Any]] = {
 """Functions from unmasked scores to the weights of a query without a visible key."""
 
 
-def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    yield _masked(identity, variant, **settings)
-    for kind in BLIND:
-        yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
-
-
-CAUSAL = (
-    _masked("causal-missing", "missing", past=lambda m: m.square),
-    _masked("causal-diagonal", "shows the next", past=lambda m: np.tril(m.square, 1)),
-    _masked("mask-polarity", "past hidden", past=lambda m: np.triu(m.square)),
-)
-CAUSAL_AND_PADDING = (
-    _masked("mask-polarity", "causal inverted", past=lambda m: ~m.past),
-    _masked("mask-polarity", "padding inverted", padding=lambda m: ~m.padding),
-)
-PADDING = (
-    _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
-    *_hiding("padding-axis", "queries", padding=lambda m: m.query_padding),
-)
-PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
-INVERTED = (
-    *_hiding("mask-polarity", "inverted", inverted=True),
-    _masked("mask-polarity", "inverted, -1e9 added", inverted=True, added=-1e9, rounded=True),
-    _masked("mask-polarity", "inverted, -1e4 added", inverted=True, added=-1e4),
-)
-DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
-
-
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap == "context" and not config.mask_is_exact:
@@ -112,27 +84,21 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if sublayer == "self_attention" and not causal:
-        yield _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
+        yield from made("masks of the whole sequence", config, weighed)
     if causal or pads:
-        yield from INVERTED
+        yield from made("masks", config, weighed)
         yield from _value_faults(config)
     if causal:
-        yield from (*CAUSAL, *DIAGONAL)
+        yield from made("causal masks", config, weighed)
     if causal and masks_padding:
-        yield from CAUSAL_AND_PADDING
-    if masks_padding:
-        yield from PADDING
-    elif pads:
-        yield from PADDING_HIDDEN
+        yield from made("causal masks of padding", config, weighed)
+    if pads:
+        yield from made("masks of padding" if masks_padding else "masks with visible padding", config, weighed)
     if sublayer == "self_attention":
         yield from _window_faults(config, site, causal=causal)
-    yield _masked("softmax-axis", "queries", axis=-2)
-    if config.num_heads > 1:
-        yield _masked("softmax-axis", "heads", axis=1)
-    if pads or causal:
-        yield _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
-        if not config.mask_is_exact:
-            yield from conventions(config, site)
+    yield from made("softmax axes", config, weighed)
+    if (pads or causal) and not config.mask_is_exact:
+        yield from conventions(config, site)
 
 
 def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -143,15 +109,14 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
     for value in (config.mask_value, -1e9, -10.0, -1.0, 1.0):
         if math.isfinite(value):
             yield _masked("mask-value", "{value:g} added", value=value, added=value, words={"value": value})
-    yield _masked("mask-order", "behind the softmax", behind="as they are")
-    yield _masked("mask-order", "behind the softmax, normalized", behind="normalised")
-    yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", turned=True)
 
 
 def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
     own = own_config(config, site)
     if own.sliding_window is not None:
-        yield from _size_faults(own.sliding_window, own.window_kind, causal=causal)
+        yield from _size_faults(own, own.sliding_window)
+        which = "sliding window is" if own.window_kind == "sliding" else "chunks are"
+        yield from made("windows" if causal else "windows in both directions", own, weighed, which=which)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
         yield _windowed("exchanged", _of_the_next_kind)
@@ -160,28 +125,18 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
             yield _windowed("{kind}", partial(_of_kind, kind), kind=kind)
 
 
-SLIDING = "a position sees the last {} positions, itself included, instead of {}"
-WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
-    "sliding": (SLIDING, "sliding window is", "chunked"),
-    "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
+SIZES: dict[WindowKind, str] = {
+    "sliding": "a position sees the last {} positions, itself included, instead of {}",
+    "chunked": "chunks have {} positions instead of {}",
 }
-"""For each kind of window: text about a wrong size, text about a missing window, and the other kind."""
+"""Descriptions of a wrong size of a window."""
 
 
-def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
-    says, which, other = WINDOWS[kind]
+def _size_faults(own: TransformerConfig, window: int) -> Iterator[Fault]:
     for more in (1, -1):
         larger = lambda m, more=more: int(m.layer_window or 0) + more
-        description = says.format(window + more, window)
-        yield _masked("window-size", f"{more:+d}", value=window + more, window=larger, says=description)
-    yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)
-    if kind == "sliding" and not causal:
-        yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
-        yield _masked("window-size", "twice", window=lambda m: 2 * m.layer_window - 1)
-    yield _masked("window-kind", other, words={"window": window}, window_kind=lambda m: other)
-    for name, begin in {"early": 1, "late": window - 1}.items() if kind == "chunked" and window > 1 else ():
-        if name == "early" or window > 2:
-            yield _masked("window-begin", name, begin=begin)
+        says = SIZES[own.window_kind].format(window + more, window)
+        yield _masked("window-size", f"{more:+d}", value=window + more, window=larger, says=says)
 
 
 def _windowed(variant: str, of: Callable[[MaskParts], Window], **words: str) -> Fault:
@@ -208,32 +163,29 @@ def _of_the_next_kind(m: MaskParts) -> Window:
     return next(window for window in others if window != own)
 
 
-def _hidden_row(name: str, blind: Patch) -> Fault:
-    def patch(state: WalkState, site: str, value: Value) -> Value:
-        return np.where(right_mask(state, site).any(-1, keepdims=True), value, blind(state, site, value))
-
-    return fault("mask-wholly-hidden-row", name, patch=patch)
+def hidden_row(blind: Patch, state: WalkState, site: str, value: Value) -> Value:
+    """Return attention weights, by the function `blind` for queries without a visible key."""
+    wrong = np.asarray(blind(state, site, value), value.dtype)
+    return np.where(right_mask(state, site).any(-1, keepdims=True), value, wrong)
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Yield faults of queries without a visible key, which are conventions if masked keys have the weight zero."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
-        yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)
+        yield from made("conventions of contexts", config, weighed)
     if tap != "weights":
         return
-    yield _hidden_row("zero", lambda state, site, value: value.dtype.type(0))
+    yield from made("conventions", config, weighed)
     if site.startswith("decoder") and sublayer == "self_attention":
-        yield _hidden_row("past", _equal_past)
-    if config.mask_is_exact:
-        yield _hidden_row("by scores", lambda state, site, value: softmax(scores_at(state, site)))
+        yield from made("conventions of causal masks", config, weighed)
 
 
 def scores_at(state: WalkState, site: str) -> Value:
     return state.taps[site.replace(".weights", ".scores")]
 
 
-def _zero_context(state: WalkState, site: str, value: Value) -> Value:
+def zero_context(state: WalkState, site: str, value: Value) -> Value:
     weights, scope = site.replace(".context", ".weights"), site.rpartition(".")[0]
     sees = right_mask(state, weights).any(-1, keepdims=True)
     values = repeat_heads(state.taps[f"{scope}.value"], state.config.num_heads)
@@ -242,39 +194,19 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
     return heads.swapaxes(1, 2).reshape(batch, length, -1)
 
 
-def _equal_past(state: WalkState, site: str, value: Value) -> Value:
+def equal_past(state: WalkState, site: str, value: Value) -> Value:
     past = MaskParts(state, site).past
     return past / past.sum(-1, keepdims=True)
-
-
-SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
-    "missing": lambda sinks, config: None,
-    "zero": lambda sinks, config: np.zeros_like(sinks),
-    "negated": lambda sinks, config: -sinks,
-    "scaled": lambda sinks, config: sinks * sinks.dtype.type(config.score_scale),
-    "divided": lambda sinks, config: sinks / sinks.dtype.type(config.score_scale),
-    "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
-    "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
-}
-"""(right attention sinks, configuration) → wrong sinks, or None."""
 
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if not sublayer.endswith("attention") or tap != "weights":
         return
-    if not config.attention_sinks:
-        yield fault("attention-sinks", "unwanted", patch=_with_one_more)
-        return
-    for name, change in SINKS.items():
-        grouped = 1 < config.key_value_heads < config.num_heads
-        is_another = {"scaled": config.score_scale != 1, "divided": config.score_scale != 1, "by members": grouped}
-        if is_another.get(name, name != "of the first head" or config.num_heads > 1):
-            yield fault("attention-sinks", name, formula=sunk, sinks=change)
-    yield fault("attention-sinks", "to the first key", formula=sunk, first=True)
+    yield from made("sinks" if config.attention_sinks else "weights without sinks", config, sunk)
 
 
-def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
+def with_one_more(state: WalkState, site: str, value: Value) -> Value:
     """Return weights of a softmax whose denominator has an additional 1."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from transparity_conformance.catalogue.fault import (
     confused,
     fault,
     made,
-    row,
     usual,
 )
 from transparity_conformance.catalogue.sites import Value
@@ -66,26 +64,13 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not sites.is_norm(config, site):
         return
     right = form_at(config, site)
-    if not right.centered:
-        yield from made(OF_RMS, config, norm_with)
-        if sites.is_head_norm(site):
-            yield from made(HEADS[right.statistics], config, norm_with)
-    elif config.norm == "batch":
-        yield from made(OF_BATCH, config, norm_with)
-    else:
-        yield from _of_layer(right)
-    if right.biased:
-        yield _formed("norm-kind", "without bias", biased=False)
-    yield _formed("norm-kind", "without gain", gained=False)
+    kind = {"batch": "batch norms", "layer-unbiased": "unbiased layer norms"}.get(config.norm, "layer norms")
+    yield from made(kind if right.centered else "RMS norms", config, norm_with)
+    if sites.is_head_norm(site):
+        yield from made(f"norms of {HEADS[right.statistics]}", config, norm_with)
     if right.statistics == "features" and not sites.is_head_norm(site):
         yield _formed("norm-kind", "over positions", statistics="positions")
-    yield _formed("norm-variance", "sum", summed=True)
-    if right.more:
-        yield _formed("norm-gain", "weight", more=0)
-        yield _formed("norm-gain", "twice", more=2)
-    elif not right.centered:
-        yield _formed("norm-gain", "one-plus-weight", more=1)
-    yield fault("norm-missing", "missing", patch=_missing)
+    yield from made("every norm", config, norm_with)
     yield from _with_other_parameters(config, site)
     # A scaled input has the same effect as another eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
@@ -110,47 +95,8 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 
-def _of_layer(right: NormForm) -> Iterator[Fault]:
-    place = "inside the root" if right.outside else "outside the root"
-    over, instead = ("n", "n − 1") if right.correction else ("n − 1", "n")
-    yield _formed("norm-eps-placement", place, outside=not right.outside)
-    says, other = f"the sum of squares is divided by {over}, not by {instead}", 1 - right.correction
-    yield _formed("norm-variance", over, says=says, correction=other)
-    says += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
-    yield _formed("norm-kind", "mean left in", subtracted=False)
-    same = "; the divisor n − 1 and the place of eps are right"
-    plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
-    for without in ("", *[", and there is no bias"] * right.biased):
-        kind, says = f"RMSNorm{without}", f"the norm is an RMSNorm: the mean is not subtracted{without}"
-        rms: dict[str, Any] = {"centered": False} | ({"biased": False} if without else {})
-        yield _formed("norm-kind", kind, says=says, **rms, **plain)
-        if right.outside:
-            outside = f"{says}, and eps is outside the root"
-            yield _formed("norm-kind", f"{kind}, eps outside", says=outside, **rms, correction=0)
-            yield _formed("norm-kind", f"{kind}, same deviation", says=says + same, **rms)
-    says = "the norm is a BatchNorm over the batch and the positions"
-    yield _formed("norm-kind", "BatchNorm", says=says, correction=0, outside=False, statistics="batch")
-    if right.outside:
-        yield _formed("norm-kind", "BatchNorm, same deviation", says=says + same, statistics="batch")
-
-
-OF_BATCH = (
-    row("norm-eps-placement", "outside the root", outside=True),
-    row("norm-kind", "batch statistics", statistics="batch"),
-    row("norm-kind", "LayerNorm", statistics="features"),
-)
-OF_RMS = (
-    row("norm-eps-placement", "outside the root", outside=True),
-    row("norm-variance", "n − 1", correction=1),
-    row("norm-kind", "LayerNorm", says="the norm is a LayerNorm: the mean is subtracted", centered=True),
-    row("norm-kind", "mean left in", centered=True, subtracted=False),
-)
-HEADS = {
-    "heads": [row("query-key-norm", "each head", statistics="features")],
-    "features": [row("query-key-norm", "heads together", statistics="heads")],
-}
-"""Faults of query and key norms, by the right norm's axes: all `heads`, or each head's `features`."""
+HEADS = {"heads": "heads together", "features": "each head"}
+"""A wrong query or key norm, by the axes of the right norm's statistics."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -257,7 +203,7 @@ def _normed_first(source: str | None, state: WalkState, site: str, value: Value)
     return projected.astype(value.dtype)
 
 
-def _missing(state: WalkState, site: str, value: Value) -> Value:
+def without_norm(state: WalkState, site: str, value: Value) -> Value:
     return sites.norm_input(state, site)
 
 
@@ -294,21 +240,8 @@ def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) ->
     return (y if in_front else y * gate).astype(value.dtype)
 
 
-LATENT_NORMS: Mapping[str, Settings] = {
-    "without gain": {"gained": False},
-    "layer": {"centered": True},
-    "n − 1": {"correction": 1},
-    "eps outside": {"outside": True},
-    "one-plus-weight": {"more": 1.0},
-}
-"""Wrong norms of a latent vector, as fields of `NormForm`."""
-
-
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not sites.is_latent(site):
         return
     role = "the queries" if site.endswith("query_latent") else "keys and values"
-    yield fault("latent-norm", "missing", words={"role": role}, patch=_missing)
-    for name, settings in LATENT_NORMS.items():
-        if name != "one-plus-weight" or config.norm_gain == "weight":
-            yield fault("latent-norm", name, words={"role": role}, formula=norm_with, **settings)
+    yield from made("latent norms", config, norm_with, role=role)

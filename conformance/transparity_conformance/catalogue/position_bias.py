@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, WalkState, fault, is_same
+from transparity_conformance.catalogue.fault import Fault, WalkState, fault, made
 from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
 from transparity_conformance.oracle.undetermined import length_at, split
 from transparity_numpy.positions.in_attention import alibi_slopes, relative_buckets, score_bias
@@ -21,12 +21,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     if config.has_relative_bias:
         yield from _relative_faults(config, site)
+        yield from made("relative biases", config, __name__)
     if config.positions == "alibi":
         for name, slopes in SLOPES.items():
             if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
                 yield fault("alibi-slopes", name, patch=partial(sloped, slopes))
-    if config.has_relative_bias or config.positions == "alibi":
-        yield from _bias_faults(config, site)
+        yield from made("ALiBi", config, __name__)
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
@@ -44,7 +44,7 @@ Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
 """(configuration, distances, whether both directions have buckets) → buckets."""
 
 
-def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
+def buckets_of(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
     return relative_buckets(distances, config.relative_buckets, most or config.relative_max_distance, both=both)
 
 
@@ -53,41 +53,37 @@ def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not site.startswith("encoder"):
         way = "two directions, although only the past is visible: half of the buckets are unused"
     other = partial(_bucketed, says=f"buckets have {way}")
-    yield other("relative-buckets", "other direction", lambda c, d, both: _buckets(c, d, not both))
-    yield _bucketed("relative-buckets", "undivided", _undivided)
-    yield _bucketed("relative-direction", "turned", lambda c, d, both: _buckets(c, -d, both))
+    yield other("relative-buckets", "other direction", lambda c, d, both: buckets_of(c, d, not both))
     for most in (128, 64, 32, 20):
         if most != config.relative_max_distance:
             says = f"buckets are computed for distances up to {most} instead of {config.relative_max_distance}"
-            yield _bucketed("relative-buckets", f"up to {most}", partial(_buckets, most=most), most, says=says)
-    yield _bucketed("relative-buckets", "all exact", _all_exact)
-    yield _bucketed("relative-buckets", "rounded", partial(_shared, np.round, 2))
-    yield _bucketed("relative-buckets", "rounded up", partial(_shared, np.ceil, 2))
-    yield _bucketed("relative-buckets", "a quarter exact", partial(_shared, np.trunc, 4))
+            yield _bucketed("relative-buckets", f"up to {most}", partial(buckets_of, most=most), most, says=says)
+    if int(site.split(".")[2]) > 0:
+        yield fault("relative-missing", "behind the first layer", patch=partial(weighted, lambda c: 0.0))
 
 
 def _bucketed(identity: str, variant: str, buckets: Buckets, value: float | None = None, says: str = "") -> Fault:
-    return fault(identity, variant, says=says, patch=partial(_with_buckets, buckets), value=value)
+    return fault(identity, variant, says=says, patch=partial(with_buckets, buckets), value=value)
 
 
-def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -> Value:
+def with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -> Value:
     stack = site.split(".")[0]
     table = state.parameters[f"{stack}.relative_bias.weight"]
     bias = table[buckets(state.config, distances_at(state, site), stack == "encoder")]
     return value - bias_at(state, site) + np.moveaxis(bias, -1, 1)
 
 
-def _undivided(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
+def undivided(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
     exact = max(1, config.relative_buckets // (4 if both else 2))
-    return _buckets(config, distances, both, config.relative_max_distance * exact)
+    return buckets_of(config, distances, both, config.relative_max_distance * exact)
 
 
-def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
+def all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
     offset, count, near = _halved(config, distances, both)
     return offset + np.minimum(near, count - 1)
 
 
-def _shared(
+def shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
     """Return buckets of distances. The first 1/`part` of the buckets contain one distance each; later widths grow
@@ -123,18 +119,5 @@ def sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, val
     return value - bias_at(state, site) - distance.astype(value.dtype)
 
 
-def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    kind = "relative" if config.has_relative_bias else "alibi"
-    yield _weighted(f"{kind}-missing", "missing", lambda c: 0.0)
-    yield _weighted(f"{kind}-sign", "turned", lambda c: -1.0)
-    if kind == "relative" and int(site.split(".")[2]) > 0:
-        yield _weighted("relative-missing", "behind the first layer", lambda c: 0.0)
-    if not is_same(config.score_scale, 1):
-        yield _weighted(f"{kind}-scaled", "scaled", lambda c: c.score_scale)
-
-
-def _weighted(identity: str, variant: str, by: Callable[[TransformerConfig], float]) -> Fault:
-    def patch(state: WalkState, site: str, value: Value) -> Value:
-        return value + bias_at(state, site) * value.dtype.type(by(state.config) - 1)
-
-    return fault(identity, variant, patch=patch)
+def weighted(by: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
+    return value + bias_at(state, site) * value.dtype.type(by(state.config) - 1)

@@ -202,13 +202,14 @@ class MaskParts:
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
         """Return the attention mask with parts changed by `settings`. `past`, `padding`, `window` and `window_kind` are
-        functions of this object; `begin` shifts the chunks; `masks_padding` and `inverted` are flags."""
+        functions of this object, as is `begin`, which shifts the chunks; `masks_padding` and `inverted` are flags."""
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):
             mask = mask & settings.get("padding", lambda parts: parts.padding)(self)
         window = settings.get("window", lambda parts: parts.window)(self)
         if window is not None:
-            kind, begin = settings.get("window_kind", lambda parts: parts.window_kind)(self), settings.get("begin", 0)
+            kind = settings.get("window_kind", lambda parts: parts.window_kind)(self)
+            begin = settings.get("begin", lambda parts: 0)(self)
             within = window_mask(np.arange(self.length + begin)[None], self.length + begin, window, kind)
             mask = mask & within[..., begin:, begin:]
         return ~mask if settings.get("inverted") else mask

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Any
 
 from transparity.errors import TransparityError
 from transparity.text import shown
@@ -25,8 +26,14 @@ class Meaning:
     seen: tuple[str, ...] = ()
     """Public issues about this fault, as owner/name#number."""
 
-    says: Mapping[str, str] = field(default_factory=dict)
-    """The sentence for each variant, unless `catalogue` composes the sentence."""
+    variants: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
+    """The sentence for each variant, alone or with the change that puts the variant into the reference."""
+    factors: Mapping[str, str] = field(default_factory=dict)
+    """Factors of other ports, as expressions of the configuration `c`."""
+
+    @functools.cached_property
+    def says(self) -> dict[str, str]:
+        return {name: row if isinstance(row, str) else row["says"] for name, row in self.variants.items()}
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

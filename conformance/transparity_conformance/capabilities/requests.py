@@ -56,7 +56,8 @@ class Request:
     lengths: np.ndarray | None = None
     uniforms: np.ndarray | None = None
     sampling: Sampling | None = None
-    beams: int = 1
+    beams: int | None = None
+    """The number of beams of a beam search; None for greedy or sampled tokens."""
     length_penalty: float = 0.0
 
     @functools.cached_property
@@ -68,11 +69,21 @@ class Request:
         """Return the position of the first new token in each row, with shape (batch,)."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
-    def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the arguments `keywords`. If the model has an encoder, also return the source."""
-        given = {name: getattr(self, name) for name in keywords}
-        given |= {} if self.source is None else {"source": as_given(self.source)}
-        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of a call. Leave out options that are not set."""
+        options = {name: getattr(self, name) for name in ("lengths", "uniforms", "sampling", "source")}
+        options |= {"length_penalty": self.length_penalty or None}
+        is_array = {name: isinstance(value, np.ndarray) for name, value in options.items()}
+        named = {name: as_given(x) if is_array[name] else x for name, x in options.items() if x is not None}
+        given = self.prompt.astype(np.int64), self.steps
+        return (given if self.beams is None else (*given, self.beams)), named
+
+
+@kept_in(1)
+def simulated(simulate: Callable[..., Any], request: Request) -> Any:
+    """Return the answer of a function of the reference, or of a function with a known fault."""
+    given, named = request.arguments()
+    return simulate(request.config, request.exact, *given, **named)
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:

@@ -17,10 +17,7 @@ from transparity_conformance.capabilities.decoding.teacher_forcing import (
 from transparity_conformance.capabilities.faults import BEAM_FAULTS
 from transparity_conformance.capabilities.requests import (
     Request,
-    beam_requests,
-    drawing_requests,
-    penalty_requests,
-    sampling_requests,
+    requests_of,
     simulated,
 )
 from transparity_numpy.decoding.beams import beam_search
@@ -32,7 +29,10 @@ PRESETS = ("notes-lm", "pre-norm", "translation")
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
-    for request in (*beam_requests(first_probe(preset)).first, *penalty_requests(first_probe(preset)).first):
+    for request in (
+        *requests_of(first_probe(preset))["beam_search"].first,
+        *requests_of(first_probe(preset))["beam_search.length_penalty"].first,
+    ):
         tokens, _ = simulated(beam_search, request)
         assert margins(request).min() > 10 * true_scores(request, tokens).budget("scores", "float32")
 
@@ -73,7 +73,7 @@ def test_what_a_way_raises_leaves_the_others_compared(error: Exception) -> None:
 
 @pytest.mark.parametrize(("off", "says"), [(-1e-3, "right"), (1e-9, "a tie"), (1e-3, "wrong")])
 def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, says: str) -> None:
-    (request,) = drawing_requests(first_probe("notes-lm")).first
+    (request,) = requests_of(first_probe("notes-lm"))["generate.uniforms"].first
     assert request.uniforms is not None
     tokens, uniforms = simulated(generate, request), request.uniforms.copy()
     uniforms[0, 0] = upper_end(request, tokens) + off
@@ -93,7 +93,7 @@ def upper_end(request: Request, tokens: np.ndarray) -> float:
 
 
 def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> None:
-    request = sampling_requests(first_probe("notes-lm")).first[0]
+    request = requests_of(first_probe("notes-lm"))["generate.sampling"].first[0]
     tokens = simulated(generate, request)
     errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
     assert sum(np.isinf(error) for error in errors.values()) >= 2, "top_k must reject two of these ten tokens"
@@ -107,7 +107,7 @@ def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
 
 
 def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
-    (request,) = beam_requests(first_probe("translation")).first
+    (request,) = requests_of(first_probe("translation"))["beam_search"].first
     tokens, scores = simulated(beam_search, request)
     assert judged_beams(request, tokens, scores, "float32").share < 1
     found = judged_beams(request, tokens, scores + 1e-3, "float32")
@@ -130,7 +130,7 @@ def twinned(request: Request, token: int, twin: int, by: float) -> Request:
 def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
     by: float, says: str, options: Sampling | None
 ) -> None:
-    (request,) = drawing_requests(first_probe("notes-lm")).first
+    (request,) = requests_of(first_probe("notes-lm"))["generate.uniforms"].first
     request = dataclasses.replace(request, uniforms=request.uniforms if options else None, sampling=options)
     begin = request.prompt.shape[1]
     token = int(simulated(generate, request)[0, begin])
@@ -145,7 +145,7 @@ def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
 def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_to_within_rounding(
     by: float, says: str
 ) -> None:
-    (request,) = drawing_requests(first_probe("notes-lm")).first
+    (request,) = requests_of(first_probe("notes-lm"))["generate.uniforms"].first
     request = dataclasses.replace(request, name="one beam", uniforms=None, beams=1, steps=3)
     token = int(simulated(beam_search, request)[0][0, request.prompt.shape[1]])
     twin = 5 if token != 5 else 6

@@ -9,7 +9,6 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
-from transparity_conformance.capabilities import requests as asked
 from transparity_conformance.capabilities.capability import (
     Answered,
     Answers,
@@ -31,7 +30,7 @@ from transparity_conformance.capabilities.faults import (
     SimulatedFault,
 )
 from transparity_conformance.capabilities.port_calls import call_port
-from transparity_conformance.capabilities.requests import Request, simulated
+from transparity_conformance.capabilities.requests import Asked, Request, given_requests, requests_of, simulated
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
@@ -162,14 +161,14 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
 
 
-def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
+def _way(claim: str, of: Callable[[Probe], Mapping[str, Asked]] = requests_of, **options: Any) -> Way:
     """Return one form of generation. All requests in bundles use the first probe's model."""
 
     def requests(forward: ForwardPass) -> Requests:
-        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(forward.first).first)}
+        return {f"{claim}.{i}": each for i, each in enumerate(of(forward.first)[claim].first)}
 
     def further(forward: ForwardPass) -> Requests:
-        asked_for = of_probe(forward.first)
+        asked_for = of(forward.first)[claim]
         calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
         return {f"{claim}.further.{i}": each for i, each in enumerate([*asked_for.further, *across])}
@@ -187,12 +186,11 @@ GENERATION = Capability(
     purpose="tokens (batch, length): the prompt and its continuation, then -1 up to the length. A request may replace "
     "some of the model's parameters, and has its own end token",
     ways=(
-        _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
-        _way("generate.uniforms", asked.drawing_requests, keywords=("uniforms",), **DRAWN),
-        _way("generate.sampling", asked.sampling_requests, keywords=("uniforms", "sampling"), **DRAWN),
+        _way("generate", faults=GREEDY_FAULTS),
+        _way("generate.uniforms", keywords=("uniforms",), **DRAWN),
+        _way("generate.sampling", keywords=("uniforms", "sampling"), **DRAWN),
         _way(
             "generate.lengths",
-            asked.ragged_requests,
             faults=RAGGED_FAULTS,
             keywords=("lengths",),
             requires="generate",
@@ -220,18 +218,18 @@ BEAMS = dataclasses.replace(
     purpose="tokens as in generation, and a score for each row (batch,). The score is the sum of log softmax(logits) "
     "at the n new tokens, up to the end token, divided by ((5 + n) / 6)^length_penalty",
     ways=(
-        _beams("beam_search", asked.beam_requests),
-        _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
+        _beams("beam_search"),
+        _beams("beam_search.length_penalty", keywords=("length_penalty",)),
     ),
     file="beams.safetensors",
 )
 
 GENERATION_OF_GIVEN = dataclasses.replace(
     GENERATION,
-    ways=(_way("generate", asked.given_requests, faults=GREEDY_FAULTS),),
+    ways=(_way("generate", given_requests, faults=GREEDY_FAULTS),),
     why_not=why_no_decoder,
     is_long=False,
 )
 """Generation with the weights of a checkpoint. A request has about as many tokens as the first probe."""
 
-BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
+BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", given_requests),), is_long=False)

@@ -123,12 +123,11 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> An
     If the logits are wrong with the mask of each step's tokens, try the mask of all tokens so far. Return the logits of
     the second trial if they are nearer to the right logits, or if the first trial raises an exception.
     """
-    answers, error = _attempted(port, key, request, masks_past=False)
+    tries = [_attempted(port, key, request, masks_past=False)]
     takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
-    if takes_mask and error > request.probe.budget("float32"):
-        others, other_error = _attempted(port, key, request, masks_past=True)
-        is_only = isinstance(answers, Exception) and not isinstance(others, Exception)
-        answers = others if other_error < error or is_only else answers
+    if takes_mask and tries[0][1] > request.probe.budget("float32"):
+        tries.append(_attempted(port, key, request, masks_past=True))
+    answers, _ = min(tries, key=lambda each: (isinstance(each[0], Exception), each[1]))
     if isinstance(answers, Exception):
         raise answers
     return answers

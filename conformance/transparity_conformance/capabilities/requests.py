@@ -150,9 +150,9 @@ def given_requests(probe: Probe) -> dict[str, Asked]:
 def requests_of(probe: Probe) -> dict[str, Asked]:
     """Return the requests of each claim, to a model with other signs in the last norm's gain.
 
-    All sampled requests have the shapes of a greedy request, for which a port may already be compiled. A further
-    request uses the smallest and the largest random numbers; others use one or two options, or a `top_k` that keeps
-    most of the vocabulary. In the ragged requests, prompts of different lengths are in one batch.
+    All sampled requests have the shapes of a greedy request, for which a port may already be compiled. Further requests
+    use the smallest and the largest random numbers, one or two options, or a `top_k` that keeps most of the vocabulary.
+    In the ragged requests, prompts of different lengths are in one batch.
     """
     greedy = _greedy_requests(probe)
     beyond, width = greedy.first[0], greedy.further[-1].prompt.shape[1]

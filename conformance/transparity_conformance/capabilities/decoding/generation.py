@@ -72,7 +72,7 @@ def _as_tokens(value: Any) -> np.ndarray:
 
 def _shapes(key: str, request: Request) -> Shapes:
     batch, length = request.prompt.shape
-    tokens = {f"{key}/tokens": (batch, length + request.steps)}
+    tokens: Shapes = {f"{key}/tokens": (batch, length + request.steps)}
     return tokens if request.beams is None else tokens | {f"{key}/scores": (batch,)}
 
 

@@ -11,7 +11,7 @@ from tests.listening.common import is_same
 from meta.independent.model import Model
 from meta.pool.port import CASES, port_with
 from transparity_conformance import check
-from transparity_conformance.capabilities.decoding.steps import StepRequest
+from transparity_conformance.capabilities.decoding.steps import step_request
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.calls import with_line_of_step
@@ -142,7 +142,7 @@ def test_steps_across_a_threshold_have_a_line() -> None:
     port = port_with("cache-position-from-0", taps=False, offers="step")(config, probe.parameters)
     fault = Divergence("step", 1.0, probe.budget("float32"), probe=probe.name)
     report = Report("", "diverges", "step", (fault,))
-    request = StepRequest("across a threshold", probe, (6, 1, 1))
+    request = step_request("across a threshold", probe, (6, 1, 1))
     found = with_line_of_step(report, None, [request], {id(probe.parameters): port}).faults[0]
     assert found.source is not None and LINES["from-0"] in found.source["code"]
 

@@ -15,8 +15,6 @@ from transparity_conformance.capabilities.capability import BuiltPort, Capabilit
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
     GENERATION,
-    simulated_beams,
-    simulated_tokens,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
@@ -29,6 +27,7 @@ from transparity_conformance.capabilities.faults import (
 )
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING, training_requests
+from transparity_conformance.capabilities.requests import simulated
 from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.cases import CASES
@@ -122,9 +121,9 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
 
 def acts(fault: SimulatedFault, way: Way, request: Any) -> bool:
     if way in BEAMS.ways:
-        found, expected = simulated_beams(fault.simulate, request), simulated_beams(beam_search, request)
+        found, expected = simulated(fault.simulate, request), simulated(beam_search, request)
         return not all(map(np.array_equal, found, expected))
-    return not np.array_equal(simulated_tokens(fault.simulate, request), simulated_tokens(generate, request))
+    return not np.array_equal(simulated(fault.simulate, request), simulated(generate, request))
 
 
 def test_every_known_fault_of_generation_changes_an_answer() -> None:

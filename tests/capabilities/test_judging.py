@@ -7,9 +7,8 @@ from tests.capabilities.test_faults import first_probe, found_in, generating, of
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
-from transparity_conformance.capabilities.decoding.generation import GENERATION, simulated_beams, simulated_tokens
+from transparity_conformance.capabilities.decoding.generation import GENERATION
 from transparity_conformance.capabilities.decoding.teacher_forcing import (
-    best_scores,
     judged,
     judged_beams,
     margins,
@@ -18,10 +17,8 @@ from transparity_conformance.capabilities.decoding.teacher_forcing import (
 from transparity_conformance.capabilities.faults import BEAM_FAULTS
 from transparity_conformance.capabilities.requests import (
     Request,
-    beam_requests,
-    drawing_requests,
-    penalty_requests,
-    sampling_requests,
+    requests_of,
+    simulated,
 )
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
@@ -32,8 +29,11 @@ PRESETS = ("notes-lm", "pre-norm", "translation")
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
-    for request in (*beam_requests(first_probe(preset)).first, *penalty_requests(first_probe(preset)).first):
-        tokens, _ = simulated_beams(beam_search, request)
+    for request in (
+        *requests_of(first_probe(preset))["beam_search"].first,
+        *requests_of(first_probe(preset))["beam_search.length_penalty"].first,
+    ):
+        tokens, _ = simulated(beam_search, request)
         assert margins(request).min() > 10 * true_scores(request, tokens).budget("scores", "float32")
 
 
@@ -73,9 +73,9 @@ def test_what_a_way_raises_leaves_the_others_compared(error: Exception) -> None:
 
 @pytest.mark.parametrize(("off", "says"), [(-1e-3, "right"), (1e-9, "a tie"), (1e-3, "wrong")])
 def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, says: str) -> None:
-    (request,) = drawing_requests(first_probe("notes-lm")).first
+    (request,) = requests_of(first_probe("notes-lm"))["generate.uniforms"].first
     assert request.uniforms is not None
-    tokens, uniforms = simulated_tokens(generate, request), request.uniforms.copy()
+    tokens, uniforms = simulated(generate, request), request.uniforms.copy()
     uniforms[0, 0] = upper_end(request, tokens) + off
     found = judged(dataclasses.replace(request, uniforms=uniforms), tokens, "float32")
     place = f"token {request.prompt.shape[1]}, drawn"
@@ -93,8 +93,8 @@ def upper_end(request: Request, tokens: np.ndarray) -> float:
 
 
 def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> None:
-    request = sampling_requests(first_probe("notes-lm")).first[0]
-    tokens = simulated_tokens(generate, request)
+    request = requests_of(first_probe("notes-lm"))["generate.sampling"].first[0]
+    tokens = simulated(generate, request)
     errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
     assert sum(np.isinf(error) for error in errors.values()) >= 2, "top_k must reject two of these ten tokens"
     assert judged(request, tokens, "float32").error == 0.0
@@ -107,13 +107,13 @@ def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
 
 
 def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
-    (request,) = beam_requests(first_probe("translation")).first
-    tokens, scores = simulated_beams(beam_search, request)
+    (request,) = requests_of(first_probe("translation"))["beam_search"].first
+    tokens, scores = simulated(beam_search, request)
     assert judged_beams(request, tokens, scores, "float32").share < 1
     found = judged_beams(request, tokens, scores + 1e-3, "float32")
     assert (found.share > 1, found.where) == (True, "the scores, beams")
     (alike,) = (fault for fault in BEAM_FAULTS if fault.id == "beams-begin")
-    greedy, of_greedy = simulated_beams(alike.simulate, request)
+    greedy, of_greedy = simulated(alike.simulate, request)
     found = judged_beams(request, greedy, of_greedy, "float32")
     assert (found.share > 1, found.where) == (True, "the tokens, beams")
 
@@ -130,12 +130,12 @@ def twinned(request: Request, token: int, twin: int, by: float) -> Request:
 def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
     by: float, says: str, options: Sampling | None
 ) -> None:
-    (request,) = drawing_requests(first_probe("notes-lm")).first
+    (request,) = requests_of(first_probe("notes-lm"))["generate.uniforms"].first
     request = dataclasses.replace(request, uniforms=request.uniforms if options else None, sampling=options)
     begin = request.prompt.shape[1]
-    token = int(simulated_tokens(generate, request)[0, begin])
+    token = int(simulated(generate, request)[0, begin])
     twin = 5 if token != 5 else 6
-    chosen = simulated_tokens(generate, twinned(request, token, twin, by))
+    chosen = simulated(generate, twinned(request, token, twin, by))
     assert chosen[0, begin] == twin
     found = judged(twinned(request, token, twin, -by), chosen, "float32")
     assert (found.share <= 1) == (says == "a tie")
@@ -145,16 +145,16 @@ def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
 def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_to_within_rounding(
     by: float, says: str
 ) -> None:
-    (request,) = drawing_requests(first_probe("notes-lm")).first
+    (request,) = requests_of(first_probe("notes-lm"))["generate.uniforms"].first
     request = dataclasses.replace(request, name="one beam", uniforms=None, beams=1, steps=3)
-    token = int(simulated_beams(beam_search, request)[0][0, request.prompt.shape[1]])
+    token = int(simulated(beam_search, request)[0][0, request.prompt.shape[1]])
     twin = 5 if token != 5 else 6
     worse = []
     for sign in (1, -1):  # one of the two is followed by worse tokens
-        tokens, _ = simulated_beams(beam_search, twinned(request, token, twin, sign * by))
+        tokens, _ = simulated(beam_search, twinned(request, token, twin, sign * by))
         asked = twinned(request, token, twin, -sign * by)
         found = judged_beams(asked, tokens, true_scores(asked, tokens).expected["scores"], "float32")
-        behind = (best_scores(asked) - true_scores(asked, tokens).expected["scores"]).max()
+        behind = (simulated(beam_search, asked)[1] - true_scores(asked, tokens).expected["scores"]).max()
         if behind > found.budget:
             worse.append(found)
     assert worse

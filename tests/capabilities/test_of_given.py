@@ -62,7 +62,7 @@ def test_all_gradients_of_a_large_model_are_compared_at_once_and_a_wrong_one_is_
 def test_logits_of_one_pass_are_those_of_a_pass_for_each_token(name: str) -> None:
     config = dataclasses.replace(CASES[name], max_length=64)
     probe = next(iter(probes_with(config, probe_parameters(config), name).values()))
-    (request,) = given_requests(probe).first
+    (request,) = given_requests(probe)["generate"].first
     tokens = np.concatenate([request.prompt, np.ones((len(request.prompt), request.steps), int)], axis=1)
     given = (request.config, request.exact, tokens)
     each = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(request.steps)]

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
+from transparity_conformance.capabilities.requests import Request, requests_of
 from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.report.report import Divergence
@@ -63,9 +63,9 @@ def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) 
 @pytest.mark.parametrize("case", ["llama", "gemma", "bart"])
 def test_rows_end_apart_though_no_bias_can_make_them(case: str) -> None:
     probe = dataclasses.replace(probes_called(case)["mixed"], config=dataclasses.replace(CASES[case], eos_id=2))
-    never, ending = (_ends(request) for request in greedy_requests(probe).first)
+    never, ending = (_ends(request) for request in requests_of(probe)["generate"].first)
     assert never == [] and len(set(ending)) > 1
-    assert beam_requests(probe).first[0].config.eos_id is not None
+    assert requests_of(probe)["beam_search"].first[0].config.eos_id is not None
 
 
 def _ends(request: Request) -> list[int]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,26 +19,28 @@ from transparity_conformance.capabilities.capability import (
     ForwardPass,
     Judged,
     Requests,
+    Shapes,
     Way,
     judging,
     kept_in,
 )
-from transparity_conformance.capabilities.decoding.steps import as_logits, is_judged
 from transparity_conformance.capabilities.faults import Edited, SimulatedFault
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, as_given
-from transparity_conformance.oracle.reach.models import crossing_calls
-from transparity_conformance.report.comparison import gap
+from transparity_conformance.oracle.probes import Probe, as_given, sees_something
+from transparity_conformance.oracle.reach.models import ReachProbe, crossing_calls
+from transparity_conformance.oracle.undetermined import undetermined_positions
+from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_numpy.transformer import transformer
 
 
 class Part(NamedTuple):
-    """Some rows and positions of a result, and the probe with the expected logits for these rows and positions."""
+    """Some rows and positions of a result, and the rows of a probe with the expected logits."""
 
     rows: np.ndarray
     positions: slice
     probe: Probe
+    rows_of_probe: np.ndarray | slice = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,42 +49,62 @@ class LogitsRequest:
     probe: Probe
     """The port's model, and the inputs of the call."""
     parts: tuple[Part, ...]
-    given: tuple[Any, ...]
-    """The arguments of the port's method besides the inputs."""
-    named: Mapping[str, Any]
     simulate: Callable[[SimulatedFault], np.ndarray]
     """A function that returns the logits of a port with a known fault."""
+    given: tuple[Any, ...] = ()
+    """The arguments of the port's method besides the inputs."""
+    named: Mapping[str, Any] = field(default_factory=dict)
     conventions: Callable[[], Iterable[np.ndarray]] = tuple
     """A function that returns the logits of other conventions, which the checker also accepts."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self.probe.inputs[self.probe.config.input_names[-1]]
+    sizes: tuple[int, ...] = ()
+    """For decoding with a cache: the number of tokens in each step. The answer has a tensor for each step."""
+    batches: tuple[slice, ...] = (slice(None),)
+    """The rows of each batch. The port decodes one step of each batch in turn, with a separate cache for each batch."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return logits_shape(self.probe.config, self.probe.inputs)
+        rows = 1 + max(int(part.rows.max()) for part in self.parts)
+        return rows, *logits_shape(self.probe.config, self.probe.inputs)[1:]
+
+    def shapes(self, key: str) -> Shapes:
+        if not self.sizes:
+            return {f"{key}/logits": self.shape}
+        return {f"{key}.{i}": (self.shape[0], size, self.shape[-1]) for i, size in enumerate(self.sizes)}
+
+    def logits(self, key: str, answers: Answers) -> np.ndarray:
+        return np.concatenate([answers[name].astype(np.float64) for name in self.shapes(key)], axis=1)
 
     def expected(self) -> np.ndarray:
         whole = np.zeros(self.shape)
-        for rows, positions, probe in self.parts:
-            whole[rows, positions] = probe.oracle.expected["logits"]
+        for rows, positions, probe, rows_of_probe in self.parts:
+            whole[rows, positions] = probe.oracle.expected["logits"][rows_of_probe]
         return whole
 
-    def budget(self, dtype: str) -> float:
-        return max(part.probe.budget(dtype) for part in self.parts)
-
     def is_judged(self, logits: np.ndarray, dtype: str) -> np.ndarray:
-        """Return a mask of the positions to judge. The mask has the shape of the logits without their last axis."""
+        """Return a mask of the positions to judge. Leave out positions without a visible key, and positions that depend
+        on a near-tie between experts. The mask has the shape of the logits without their last axis."""
         if self.probe.config.reads_pixels:  # an image has no padding
             return np.ones(self.shape[:-1], bool)
         found = np.zeros(self.shape[:-1], bool)
-        for rows, positions, probe in self.parts:
-            found[rows, positions] = is_judged(probe, slice(None), logits[rows, positions], dtype)
+        for rows, positions, probe, rows_of_probe in self.parts:
+            where = sees_something(probe.config, probe.inputs)[rows_of_probe]
+            free = None if isinstance(probe, ReachProbe) else undetermined_positions(probe, dtype).get("logits")
+            if free is not None:
+                is_free = np.any(free, axis=-1)[rows_of_probe] & np.isfinite(logits[rows, positions]).all(-1)
+                where = where & ~is_free
+            found[rows, positions] = where
         return found
 
 
-def ask_for_logits(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
+def as_logits(answer: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
+    logits = as_numbers(answer)
+    if logits.shape != shape or logits.dtype.kind != "f":
+        given = f"the logits have the shape {logits.shape} and the dtype {logits.dtype}"
+        raise TypeError(f"{given}; expected floats {shape}, {name}")
+    return logits
+
+
+def _ask(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
     given, named = (_copied(each) for each in (request.given, request.named))
     answer = call_port(getattr(port.of(request.probe), method), *given, **named)
     return {f"{key}/logits": as_logits(answer, request.shape, request.name)}
@@ -96,15 +118,26 @@ def _copied(value: Any) -> Any:
     return as_given(value) if isinstance(value, np.ndarray) else value
 
 
-def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
-    request, logits, dtype = answered.request, answered.value("logits"), answered.forward.dtype
+def judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
+    request, dtype = answered.request, answered.forward.dtype
+    logits = request.logits(answered.key, answered.answers)
     where = request.is_judged(logits, dtype)
     alike = (request.expected(), *request.conventions()) if fault is None else [request.simulate(fault)]
     error = min(gap(logits[where], each[where]) for each in alike)
-    return Judged(error, request.budget(dtype), request.name, probe=request.probe.name)
+    budget = max(part.probe.budget(dtype) for part in request.parts)
+    return Judged(error, budget, request.name, probe=request.probe.name)
 
 
-judge_logits = judging(_judged)
+def of_logits(attribute: str, *ways: Way, **given: Any) -> Capability:
+    """Return a capability whose answers are logits. `given` contains the fields that differ from the usual ones."""
+    usual: dict[str, Any] = {
+        "name": attribute,
+        "ask": functools.partial(_ask, attribute),
+        "shapes": lambda key, request: request.shapes(key),
+        "judge": judging(judged),
+        "sizes": lambda request: (request.shape[0], sum(request.sizes) or request.shape[1]),
+    }
+    return Capability(attribute=attribute, ways=ways, **usual | given)
 
 
 def _why_no_logits(probe: Probe, dtype: str) -> str:
@@ -155,7 +188,7 @@ def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
     def simulate(fault: SimulatedFault) -> np.ndarray:
         return fault.simulate(config, whole.exact, documents=documents, starts=starts, **whole.inputs)
 
-    return LogitsRequest(f"rows of {length} tokens", whole, tuple(parts), (tokens, documents), {}, simulate)
+    return LogitsRequest(f"rows of {length} tokens", whole, tuple(parts), simulate, (tokens, documents))
 
 
 SAME = "(documents[:, None, :, None] == documents[:, None, None, :])"
@@ -183,19 +216,14 @@ def _packed_further(forward: ForwardPass) -> Requests:
     return {f"packed.{i}": _packed(probe, probe.lengths[-1], 2) for i, probe in enumerate(longest, 1)}
 
 
-PACKED = Capability(
-    name="packed",
-    attribute="packed",
+PACKED = of_logits(
+    "packed",
+    Way("packed", _packed_requests, PACKED_FAULTS, further=_packed_further),
     purpose="the logits of rows that contain several documents. `documents` has the number of each token's document. A "
     "document has the same logits as in a row of its own",
-    ways=(Way("packed", _packed_requests, PACKED_FAULTS, further=_packed_further),),
-    ask=functools.partial(ask_for_logits, "packed"),
-    shapes=lambda key, request: {f"{key}/logits": request.shape},
-    judge=judge_logits,
     why_not=_why_not_packed,
     file="packed.safetensors",
     tensors=lambda request, probe: dict(zip(("tokens", "documents"), request.given, strict=True)),
-    sizes=lambda request: request.tokens.shape,
 )
 
 
@@ -237,7 +265,7 @@ def _adapted(probe: Probe, rank_stabilized: bool) -> LogitsRequest:
     def simulate(fault: SimulatedFault) -> np.ndarray:
         return transformer(probe.config, _merged(probe, fault.simulate()), **dict(probe.inputs))  # type: ignore[arg-type]
 
-    return LogitsRequest("with adapters", probe, (part,), (adapters_of(probe), ALPHA), named, simulate)
+    return LogitsRequest("with adapters", probe, (part,), simulate, (adapters_of(probe), ALPHA), named)
 
 
 SCALES = {"α": ALPHA, "α / √rank": ALPHA / math.sqrt(RANK), "α / rank": ALPHA / RANK, "1": 1.0, "0": 0.0}
@@ -252,21 +280,15 @@ def _way_of_adapters(claim: str, right: str, *, rank_stabilized: bool) -> Way:
     return Way(claim, requests, faults, keywords=("rank_stabilized",) * rank_stabilized)
 
 
-ADAPTERS = Capability(
+ADAPTERS = of_logits(
+    "adapted",
+    _way_of_adapters("adapted", "α / rank", rank_stabilized=False),
+    _way_of_adapters("adapted.rank_stabilized", "α / √rank", rank_stabilized=True),
     name="adapters",
-    attribute="adapted",
     purpose="the logits of the first probe, with scale · B A added to each weight that has adapters. The scale is "
     "alpha / rank, or alpha / √rank if rank_stabilized is true",
-    ways=(
-        _way_of_adapters("adapted", "α / rank", rank_stabilized=False),
-        _way_of_adapters("adapted.rank_stabilized", "α / √rank", rank_stabilized=True),
-    ),
-    ask=functools.partial(ask_for_logits, "adapted"),
-    shapes=lambda key, request: {f"{key}/logits": request.shape},
-    judge=judge_logits,
     why_not=_why_no_logits,
     describe=lambda request: {"alpha": ALPHA, "rank_stabilized": request.named.get("rank_stabilized", False)},
     file="adapters.safetensors",
     tensors=lambda request, probe: request.given[0],
-    sizes=lambda request: request.tokens.shape,
 )

@@ -56,7 +56,8 @@ class Request:
     lengths: np.ndarray | None = None
     uniforms: np.ndarray | None = None
     sampling: Sampling | None = None
-    beams: int = 1
+    beams: int | None = None
+    """The number of beams of a beam search; None for greedy or sampled tokens."""
     length_penalty: float = 0.0
 
     @functools.cached_property
@@ -68,11 +69,21 @@ class Request:
         """Return the position of the first new token in each row, with shape (batch,)."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
-    def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the arguments `keywords`. If the model has an encoder, also return the source."""
-        given = {name: getattr(self, name) for name in keywords}
-        given |= {} if self.source is None else {"source": as_given(self.source)}
-        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of a call. Leave out options that are not set."""
+        options = {name: getattr(self, name) for name in ("lengths", "uniforms", "sampling", "source")}
+        options |= {"length_penalty": self.length_penalty or None}
+        is_array = {name: isinstance(value, np.ndarray) for name, value in options.items()}
+        named = {name: as_given(x) if is_array[name] else x for name, x in options.items() if x is not None}
+        given = self.prompt.astype(np.int64), self.steps
+        return (given if self.beams is None else (*given, self.beams)), named
+
+
+@kept_in(1)
+def simulated(simulate: Callable[..., Any], request: Request) -> Any:
+    """Return the answer of a function of the reference, or of a function with a known fault."""
+    given, named = request.arguments()
+    return simulate(request.config, request.exact, *given, **named)
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
@@ -124,7 +135,51 @@ class Asked(NamedTuple):
 
 
 @kept_in(0)
-def greedy_requests(probe: Probe) -> Asked:
+def given_requests(probe: Probe) -> dict[str, Asked]:
+    """Return a request to the probe's own model for each claim. The rows together have about as many tokens as the
+    probe."""
+    config = probe.config
+    width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
+    prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
+    greedy = _asked(probe, "with the given parameters", prompt, max(1, width - prompt.shape[1]))
+    beams = replace(greedy, name="beams with the given parameters", steps=min(SEARCHED, greedy.steps), beams=BEAMS)
+    return {"generate": Asked((greedy,)), "beam_search": Asked((beams,))}
+
+
+@kept_in(0)
+def requests_of(probe: Probe) -> dict[str, Asked]:
+    """Return the requests of each claim, to a model with other signs in the last norm's gain.
+
+    All sampled requests have the shapes of a greedy request, for which a port may already be compiled. Further requests
+    use the smallest and the largest random numbers, one or two options, or a `top_k` that keeps most of the vocabulary.
+    In the ragged requests, prompts of different lengths are in one batch.
+    """
+    greedy = _greedy_requests(probe)
+    beyond, width = greedy.first[0], greedy.further[-1].prompt.shape[1]
+    # float32 represents these numbers exactly, so every port gets the same numbers.
+    uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
+    extremes = np.repeat(np.array(EXTREMES)[:, None], beyond.steps, axis=1)
+    drawn = replace(beyond, name="drawn", uniforms=uniforms)
+    further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
+    many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
+    of_many = _ragged(many, f"prompts of 1 to {width} tokens", np.linspace(width, 1, MANY).astype(int))
+    return {
+        "generate": greedy,
+        "generate.uniforms": Asked(
+            (drawn,), (replace(drawn, name="drawn with the smallest and largest random numbers", uniforms=extremes),)
+        ),
+        "generate.sampling": Asked(
+            tuple(replace(drawn, name=f"drawn at the temperature {s.temperature:g}", sampling=s) for s in SAMPLINGS),
+            tuple(replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in further),
+        ),
+        "generate.lengths": Asked(
+            (_ragged(beyond, "prompts of different lengths", np.arange(ROWS) % PROMPT + 1),), (of_many,)
+        ),
+        **_beam_requests(probe, greedy.first[-1]),
+    }
+
+
+def _greedy_requests(probe: Probe) -> Asked:
     """Return requests for more tokens than the smaller of `max_length` and `LONGEST`; in one request, rows end early.
     Further requests have long prompts in one or `MANY` rows, with one or three new tokens."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
@@ -138,6 +193,22 @@ def greedy_requests(probe: Probe) -> Asked:
     return Asked(_ending(replace(beyond, parameters=_with_changed_signs(probe))), further, _across)
 
 
+def _beam_requests(probe: Probe, ending: Request) -> dict[str, Asked]:
+    """Return beam searches in which some continuations end early. Further requests have a single row or one beam. With
+    a length penalty, scores are divided by ((5 + new tokens) / 6) ** power."""
+    config, parameters = ending.config, ending.parameters
+    asked = _asked(probe, "beams", _prompt(config, 10, BATCH, PROMPT), SEARCHED)
+    request = replace(asked, config=config, parameters=parameters, beams=BEAMS)
+    prompt = _prompt(config, 13, 2, min(PROMPT + 1, config.max_length))
+    two = replace(request, prompt=prompt, source=None if request.source is None else request.source[:2])
+    return {
+        "beam_search": Asked((request,), (_single(two, "beams of one row"), replace(two, name="one beam", beams=1))),
+        "beam_search.length_penalty": Asked(
+            tuple(replace(request, name=f"beams with the penalty {p:g}", length_penalty=p) for p in PENALTIES)
+        ),
+    }
+
+
 def _across(probe: ReachProbe) -> Request:
     """Return a request for prompts two tokens shorter than the text of `probe`, and for three new tokens.
 
@@ -149,84 +220,10 @@ def _across(probe: ReachProbe) -> Request:
     return _asked(probe, f"prompts of {prompt.shape[1]} tokens", prompt, 3)
 
 
-@kept_in(0)
-def given_requests(probe: Probe) -> Asked:
-    """Return a request to the probe's own model. The rows together have about as many tokens as the probe."""
-    config = probe.config
-    width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
-    prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
-    return Asked((_asked(probe, "with the given parameters", prompt, max(1, width - prompt.shape[1])),))
-
-
-@kept_in(0)
-def given_beam_requests(probe: Probe) -> Asked:
-    (greedy,) = given_requests(probe).first
-    name, steps = "beams with the given parameters", min(SEARCHED, greedy.steps)
-    return Asked((replace(greedy, name=name, steps=steps, beams=BEAMS),))
-
-
-@kept_in(0)
-def drawing_requests(probe: Probe) -> Asked:
-    """Return a request to sample from the whole vocabulary. The request has the shapes of a greedy request, for which a
-    port may already be compiled. A further request uses the smallest and the largest random numbers."""
-    beyond = greedy_requests(probe).first[0]
-    # float32 represents these numbers exactly, so every port gets the same numbers.
-    uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
-    drawn = replace(beyond, name="drawn", parameters=_with_changed_signs(probe), uniforms=uniforms)
-    extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
-    return Asked(
-        (drawn,), (replace(drawn, name="drawn with the smallest and largest random numbers", uniforms=extremes),)
-    )
-
-
-@kept_in(0)
-def sampling_requests(probe: Probe) -> Asked:
-    """Return requests to sample with all options, at a low and at a high temperature. Further requests use one or two
-    options, or a `top_k` that keeps most of the vocabulary."""
-    (drawn,) = drawing_requests(probe).first
-    further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
-    return Asked(
-        tuple(replace(drawn, name=f"drawn at the temperature {s.temperature:g}", sampling=s) for s in SAMPLINGS),
-        tuple(replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in further),
-    )
-
-
-@kept_in(0)
-def ragged_requests(probe: Probe) -> Asked:
-    """Return a request for prompts of different lengths in one batch. A further request has more rows and lengths."""
-    beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
-    many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
-    lengths = np.linspace(width, 1, MANY).astype(int)
-    return Asked(
-        (_ragged(beyond, "prompts of different lengths", beyond.prompt, np.arange(ROWS) % PROMPT + 1),),
-        (_ragged(many, f"prompts of 1 to {width} tokens", many.prompt, lengths),),
-    )
-
-
-def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
+def _ragged(request: Request, name: str, lengths: np.ndarray) -> Request:
+    prompt = request.prompt
     cut = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, request.config.filling_id)
     return replace(request, name=name, prompt=cut, lengths=lengths)
-
-
-@kept_in(0)
-def beam_requests(probe: Probe) -> Asked:
-    """Return a beam search in which some continuations end early. Further requests have a single row or one beam."""
-    ending = greedy_requests(probe).first[-1]
-    config, parameters = ending.config, ending.parameters
-    asked = _asked(probe, "beams", _prompt(config, 10, BATCH, PROMPT), SEARCHED)
-    request = replace(asked, config=config, parameters=parameters, beams=BEAMS)
-    prompt = _prompt(config, 13, 2, min(PROMPT + 1, config.max_length))
-    two = replace(request, prompt=prompt, source=None if request.source is None else request.source[:2])
-    return Asked((request,), (_single(two, "beams of one row"), replace(two, name="one beam", beams=1)))
-
-
-@kept_in(0)
-def penalty_requests(probe: Probe) -> Asked:
-    """Return beam searches with a length penalty: scores are divided by ((5 + new tokens) / 6) ** power."""
-    (request,) = beam_requests(probe).first
-    return Asked(
-        tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
-    )
 
 
 def _with_changed_signs(probe: Probe) -> Arrays:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.capability import Capability, ForwardPass, Requests, Way, kept_in
+from transparity_conformance.capabilities.capability import ForwardPass, Requests, Way, kept_in
 from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, ask_for_logits, judge_logits
+from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, of_logits
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -33,7 +33,7 @@ def linear(x: np.ndarray) -> np.ndarray:
     return np.maximum(0, 1 - np.abs(x))
 
 
-def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: int, old: int) -> np.ndarray:
+def resampling(kernel: Callable[[np.ndarray], np.ndarray], new: int, old: int, *, corners: bool = False) -> np.ndarray:
     """Return the matrix (new, old) that interpolates with `kernel`. Positions beyond a border use the outermost entry.
 
     With `corners`, the centers of the first and last entries stay in place; otherwise, their outer edges stay in place.
@@ -46,7 +46,8 @@ def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: i
     return matrix
 
 
-BICUBIC = functools.partial(resampling, functools.partial(cubic, -0.75), False)
+CUBIC = functools.partial(cubic, -0.75)
+BICUBIC = functools.partial(resampling, CUBIC)
 """The bicubic interpolation of PyTorch and `transformers`."""
 
 
@@ -60,31 +61,7 @@ def without_aliasing(new: int, old: int) -> np.ndarray:
 Grid = tuple[int, int]
 
 
-def _square(grid: Grid) -> tuple[Grid, Resampling]:
-    side = math.isqrt(math.prod(grid))
-    return (side, side), BICUBIC
-
-
-def _by(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, grid: Grid) -> tuple[Grid, Resampling]:
-    return grid, functools.partial(resampling, kernel, corners)
-
-
-_others: dict[str, Callable[[Grid], tuple[Grid, Resampling]]] = {
-    "positions are interpolated bilinearly, not bicubically": functools.partial(_by, linear, False),
-    "positions are interpolated with the cubic kernel for a = −0.5, not a = −0.75": functools.partial(
-        _by, functools.partial(cubic, -0.5), False
-    ),
-    "positions are interpolated bicubically between the centers of the corner patches, not between their edges": (
-        functools.partial(_by, functools.partial(cubic, -0.75), True)
-    ),
-    "height and width are swapped when positions are interpolated": lambda grid: (grid[::-1], BICUBIC),
-    "positions are interpolated for a square image with the same number of patches": _square,
-}
-FAULTS = [SimulatedFault("positions-resized", says, simulate) for says, simulate in _others.items()]
-"""Given the right grid, `simulate` of each fault returns the grid and the interpolation of a faulty port."""
-
-
-def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
+def _interpolated(probe: Probe, grid: Grid, matrix: Resampling = BICUBIC) -> Arrays:
     own, table = probe.config.position_offset + probe.config.class_token, probe.exact[TABLE]
     old = math.isqrt(len(table) - own)
     down, across = (matrix(new, old) for new in grid)
@@ -92,7 +69,28 @@ def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICU
     return {**probe.exact, TABLE: np.concatenate([table[:own], patches.reshape(-1, table.shape[1])])}
 
 
-def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
+_others: dict[str, Callable[[Probe, Grid], Arrays]] = {
+    "positions are interpolated bilinearly, not bicubically": functools.partial(
+        _interpolated, matrix=functools.partial(resampling, linear)
+    ),
+    "positions are interpolated with the cubic kernel for a = −0.5, not a = −0.75": functools.partial(
+        _interpolated, matrix=functools.partial(resampling, functools.partial(cubic, -0.5))
+    ),
+    "positions are interpolated bicubically between the centers of the corner patches, not between their edges": (
+        functools.partial(_interpolated, matrix=functools.partial(resampling, CUBIC, corners=True))
+    ),
+    "height and width are swapped when positions are interpolated": lambda probe, grid: _interpolated(
+        probe, grid[::-1]
+    ),
+    "positions are interpolated for a square image with the same number of patches": lambda probe, grid: _interpolated(
+        probe, (math.isqrt(math.prod(grid)),) * 2
+    ),
+}
+FAULTS = [SimulatedFault("positions-resized", says, simulate) for says, simulate in _others.items()]
+"""Faults of interpolation; each returns the parameters of a faulty port for a grid of patches."""
+
+
+def _grids(config: TransformerConfig) -> list[Grid]:
     """Return two grids that are not square and not smaller than the model's grid, and a smaller square grid.
 
     All grids have a square number of patches, because the reference has configurations only for square numbers. A port
@@ -104,16 +102,17 @@ def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
 
 
 @kept_in(0)
-def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
+def _resized(probe: Probe, grid: Grid) -> LogitsRequest:
     height, width = (number * (probe.config.patch_size or 1) for number in grid)
     shape = ROWS, probe.config.image_channels, height, width
     pixels = np.random.default_rng(grid).normal(size=shape).astype(np.float32)
     config = dataclasses.replace(probe.config, max_length=math.prod(grid) + probe.config.class_token)
-    parameters = _interpolated(probe, grid)
-    whole = dataclasses.replace(probe, config=config, parameters=parameters, inputs={"pixels": pixels}, kept=None)
+    whole = dataclasses.replace(
+        probe, config=config, parameters=_interpolated(probe, grid), inputs={"pixels": pixels}, kept=None
+    )
 
     def simulate(fault: SimulatedFault) -> np.ndarray:
-        return transformer(config, _interpolated(probe, *fault.simulate(grid)), pixels=pixels)
+        return transformer(config, fault.simulate(probe, grid), pixels=pixels)
 
     def conventions() -> Iterator[np.ndarray]:
         if math.prod(grid) < probe.config.max_length - probe.config.class_token:
@@ -121,7 +120,7 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
 
     part = Part(np.arange(ROWS), slice(None), whole)
     says = f"images of {height} × {width} pixels"
-    return LogitsRequest(says, whole, (part,), (pixels,), {}, simulate, conventions)
+    return LogitsRequest(says, whole, (part,), simulate, (pixels,), conventions=conventions)
 
 
 def _requests(forward: ForwardPass) -> Requests:
@@ -137,18 +136,15 @@ def _why_not(probe: Probe, dtype: str) -> str:
     return "the reference would take too long in a model of this size" if probe.is_large else ""
 
 
-RESIZED = Capability(
-    name="resized",
-    attribute="resized",
+RESIZED = of_logits(
+    "resized",
+    Way("resized", _requests, FAULTS),
     purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
     "with aligned outer edges",
-    ways=(Way("resized", _requests, FAULTS),),
-    ask=functools.partial(ask_for_logits, "resized"),
-    shapes=lambda key, request: {f"{key}/logits": request.shape},
-    judge=judge_logits,
     why_not=_why_not,
     dtypes=WIDE,
     file="resized.safetensors",
     tensors=lambda request, probe: {"pixels": request.given[0]},
     applies=lambda config: config.reads_pixels,
+    sizes=None,
 )

@@ -24,7 +24,7 @@ from transparity_conformance.against.probes import (
     without_mask,
 )
 from transparity_conformance.against.reference import Inputs, Reference, RefusedError, raised
-from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
+from transparity_conformance.against.ways.way import FORWARD, Sides, Way, as_result, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.reach.coverage import CALLS, Call, bisect, boundary
@@ -148,7 +148,7 @@ def explained_best(sides: Sides, outcome: Outcome) -> Outcome:
     if sides.small is None or not is_slight:
         return sides.explained(outcome)
     worst = outcome.worst
-    listen, found = functools.partial(sides.listened, "", ()), None
+    listen, found = functools.partial(sides.listened, FORWARD), None
     also = [compare.Call(sides.reference, listen, each) for each in outcome.answers]
     with contextlib.suppress(TransparityError), sides.small() as small:  # the loader may refuse such weights
         other = small.judged({worst.probe: worst.inputs}, SMALL_WEIGHTS)
@@ -173,7 +173,7 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
         first = sides.called[index]
         name, inputs = f"{first.probe}, called again after {len(sides.called) + len(answers)} calls", first.inputs
         try:
-            actual = sides.answered("", (), inputs)
+            actual = sides.answered(FORWARD, inputs)
         except PortError as error:
             return failed(REPEATS.claim, name, error)
         answers.append(answer_of(sides.reference, name, inputs, actual, first.actual, first.budget))
@@ -209,12 +209,12 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
     given, reasons = taken(probes, signature_of(sides.forward))
-    view, found = way.reference(sides.reference), CapabilityResult()
+    found = CapabilityResult()
     for name, inputs in given.items():
-        if reason := _inconsistency(view, sides.reference, inputs):
+        if reason := _inconsistency(sides.view(way), sides.reference, inputs):
             reasons.append(f"{name}: {reason}")
         else:
-            found = compare_way(way, sides, {name: inputs}, view, lambda each: up_to(each.inputs, each.first + 1))
+            found = compare_way(way, sides, {name: inputs}, lambda each: up_to(each.inputs, each.first + 1))
             break
     return found + not_compared(*(f"{STEP}, {way.says}: {each}" for each in reasons))
 
@@ -256,12 +256,12 @@ GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
 def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
     if reason := why_not(GENERATION.method, sides):
         return not_compared(f"{GENERATION.claim}: {reason}")
-    view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
+    found, reasons = dict[str, Inputs](), []
     for name, inputs in telling(probes).items():
         if any("mask" in each and not value[:, -1].all() for each, value in inputs.items()):
             continue  # no token can follow padding on the right
         try:
-            is_clear = _is_clear(view, sides.reference, inputs)
+            is_clear = _is_clear(sides.view(GENERATION), sides.reference, inputs)
         except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
             reasons.append(f"{GENERATION.claim}: {name}: the reference raises {raised(error)}")
             continue
@@ -269,7 +269,7 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
             found[name] = inputs
         else:
             reasons.append(f"{GENERATION.claim}: {name}: rounding can change the generated tokens")
-    compared = compare_way(GENERATION, sides, found, view) if found else CapabilityResult()
+    compared = compare_way(GENERATION, sides, found) if found else CapabilityResult()
     return compared + not_compared(*reasons)
 
 
@@ -309,12 +309,12 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
     if reason := why_not(LOSS.method, sides):
         return not_compared(f"{LOSS.claim}: {reason}")
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
-    view = LOSS.reference(sides.reference)
+    view = sides.view(LOSS)
     try:  # a text of one token has no next token, and therefore no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
         return not_compared(f"{LOSS.claim}: the reference raises {raised(error)} if labels are given")
-    return compare_way(LOSS, sides, counted, view)
+    return compare_way(LOSS, sides, counted)
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,12 +40,12 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     kept = sides.reference.kept(inputs, answer.shape)  # 0 at padding
     expected = Expected(sides.reference, {**inputs, COTANGENT: drawn if kept is None else drawn * kept})
     try:
-        expected.near  # noqa: B018 - computes the gradients of the reference
+        own = expected.pair(_gradients, sides.reference.exact, sides.reference.rounded)
     except Exception as error:  # noqa: BLE001 - the result may have no derivative
         return not_compared(f"{CLAIM}: the reference raises {raised(error)}")
     try:
-        actual, unknown = _of_port(sides, expected)
-        found = _judged(sides, expected, actual, name)
+        actual, unknown = _of_port(sides, expected, own[0])
+        found = _judged(sides, expected, own, actual, name)
     except PortError as error:
         return failed(CLAIM, name, error)
     return found + not_compared(
@@ -64,30 +63,14 @@ class Expected:
             true = way(exact, self.reference.given(exact, self.inputs))
         return true, way(rounded, self.reference.given(rounded, self.inputs))
 
-    @functools.cached_property
-    def own(self) -> tuple[Gradients, Gradients]:
-        return self.pair(_gradients, self.reference.exact, self.reference.rounded)
-
-    @property
-    def exact(self) -> Gradients:
-        return self.own[0]
-
-    def _budgets(self, pairs: list[tuple[Gradients, Gradients]]) -> dict[str, float]:
+    def budgets(self, pairs: Sequence[tuple[Gradients, Gradients]]) -> dict[str, float]:
+        """Return the budget of each gradient, from pairs of exact and rounded gradients, of one or several models."""
         rule, ulp = RULES[self.reference.dtype], epsilon(self.reference.dtype)
-        scale = max(float(np.abs(value).max(initial=0.0)) for value in self.exact.values())
+        scale = max(float(np.abs(value).max(initial=0.0)) for value in pairs[0][0].values())
         return {
             name: rule.budget(max(gap(rounded[name], exact[name]) for exact, rounded in pairs), ulp, scale)
-            for name in self.exact
+            for name in pairs[0][0]
         }
-
-    @functools.cached_property
-    def near(self) -> dict[str, float]:
-        return self._budgets([self.own])
-
-    @functools.cached_property
-    def budgets(self) -> dict[str, float]:
-        """Return the budget of each gradient, from several slightly changed models."""
-        return self._budgets([self.own, *(self.pair(_gradients, *pair) for pair in self.reference.neighbours)])
 
 
 def _gradients(model: Any, given: Any) -> Gradients:
@@ -96,17 +79,17 @@ def _gradients(model: Any, given: Any) -> Gradients:
     return {name: np.zeros(tuple(value.shape)) for name, value in learned.items()} | made
 
 
-def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
+def _of_port(sides: Sides, expected: Expected, exact: Gradients) -> tuple[Gradients, list[str]]:
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
     weights = sides.reference.weights
-    same = [name for name in expected.exact if name in places and is_same(places[name], weights[name])]
-    others = {name: weights[name] for name in expected.exact if name not in same and name in weights}
+    same = [name for name in exact if name in places and is_same(places[name], weights[name])]
+    others = {name: weights[name] for name in exact if name not in same and name in weights}
     taken = located(others, places) if others else {}  # a parameter of the same name may have its rows in another order
     by_value = {name: each.take(whole) for name, each in taken.items()}
     found = {name: whole[name] for name in same} | by_value
-    return found, [name for name in expected.exact if name not in found]
+    return found, [name for name in exact if name not in found]
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -114,11 +97,14 @@ def is_same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and gap(one, other) <= epsilon("bfloat16") * float(np.abs(other).max(initial=0.0))
 
 
-def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> CapabilityResult:
-    errors = {name: gap(actual[name], value) for name, value in expected.exact.items() if name in actual}
-    budgets = expected.near
+def _judged(
+    sides: Sides, expected: Expected, own: tuple[Gradients, Gradients], actual: Gradients, probe: str
+) -> CapabilityResult:
+    errors = {name: gap(actual[name], value) for name, value in own[0].items() if name in actual}
+    budgets = expected.budgets([own])
     if any(share(error, budgets[name]) > 1 for name, error in errors.items()):
-        budgets = expected.budgets
+        neighbours = [expected.pair(_gradients, *pair) for pair in sides.reference.neighbours]
+        budgets = expected.budgets([own, *neighbours])
     shares = {name: share(error, budgets[name]) for name, error in errors.items()}
     if not shares:
         return not_compared(f"{CLAIM}: not compared, because the port has no parameter of the reference")

@@ -42,10 +42,6 @@ class Way:
     says: str = ""
     """The settings in words, for the report."""
 
-    def reference(self, reference: Reference) -> Reference:
-        function = WAYS[self.method][0]
-        return reference.calling(lambda model, inputs: function(model, *self.settings, inputs))
-
 
 FORWARD = Way("forward")
 
@@ -62,43 +58,45 @@ class Sides:
     small: Callable[[], AbstractContextManager[Sides]] | None = None
     """A function that builds both implementations with small weights; None if the user's files contain the weights."""
     called: list[Answer] = field(default_factory=list)
+    views: dict[Way, Reference] = field(default_factory=dict)
+
+    def view(self, way: Way) -> Reference:
+        """Return the reference, whose answers come from one kind of call."""
+        if way.method and way not in self.views:
+            function, settings = WAYS[way.method][0], way.settings
+            self.views[way] = self.reference.calling(lambda model, inputs: function(model, *settings, inputs))
+        return self.views.get(way, self.reference)
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
         return self.make()
 
-    def answered(
-        self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
-    ) -> np.ndarray:
-        answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
+    def answered(self, way: Way, inputs: Inputs, forward: Callable[..., Any] | None = None) -> np.ndarray:
+        answer = call_port(as_numbers, ask(forward or self.forward, way.method, *way.settings, **inputs))
         if answer.dtype.kind not in "fiu":
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
         return np.asarray(answer, np.float64)
 
     def listened(
-        self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
+        self, way: Way, inputs: Inputs, forward: Callable[..., Any] | None = None
     ) -> tuple[np.ndarray, list[Operation]]:
-        answer, operations = listen_in_full(forward or self.forward, method, *settings, **inputs)
+        answer, operations = listen_in_full(forward or self.forward, way.method, *way.settings, **inputs)
         return np.asarray(as_numbers(answer), np.float64), operations
 
-    def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        call = functools.partial(self.answered, way.method, way.settings)
-        outcome = judged(reference or self.reference, call, probes, self.progress)
+    def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD) -> Outcome:
+        outcome = judged(self.view(way), functools.partial(self.answered, way), probes, self.progress)
         if way is FORWARD:
             self.called.extend(outcome.answers)
         return outcome
 
-    def explained(
-        self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None, part: float = 1.0
-    ) -> Outcome:
+    def explained(self, outcome: Outcome, way: Way = FORWARD, part: float = 1.0) -> Outcome:
         """Find the lines and causes of wrong answers, or the first line at which repeated answers differ."""
         if not outcome.wrong:
             return outcome
-        reference, first = reference or self.reference, outcome.wrong[0]
-        listen = functools.partial(self.listened, way.method, way.settings)
-        if (found := self._unsteady(way, reference, first)) is None:
+        first, listen = outcome.wrong[0], functools.partial(self.listened, way)
+        if (found := self._unsteady(way, first)) is None:
             budget = None if self.budget is None else part * self.budget
-            return explained(reference, listen, outcome, Clock(budget), self.progress)
+            return explained(self.view(way), listen, outcome, Clock(budget), self.progress)
         cause, other = found
         once, again = (listen(first.inputs, forward)[1] for forward in (self.forward, other))
         source = first_source(once, parted(once, again))
@@ -106,12 +104,12 @@ class Sides:
         fault = Divergence("answer", first.error, first.budget, (cause,), probe=first.probe, source=line)
         return dataclasses.replace(outcome, faults=[fault])
 
-    def _unsteady(self, way: Way, reference: Reference, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
+    def _unsteady(self, way: Way, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
         """Return (cause, port with another answer) if another call or build does not repeat the answer `first`."""
 
         def ask_port(forward: Callable[..., Any]) -> Answer:
-            call = functools.partial(self.answered, way.method, way.settings, forward=forward)
-            return judged(reference, call, {first.probe: first.inputs}).answers[0]
+            call = functools.partial(self.answered, way, forward=forward)
+            return judged(self.view(way), call, {first.probe: first.inputs}).answers[0]
 
         built = self.make()
         random = Cause("dropout-active", UNSTEADY, explained=0.0), self.forward
@@ -133,22 +131,18 @@ def _is_near(one: Answer, other: Answer) -> bool:
 
 
 def compare_way(
-    way: Way,
-    sides: Sides,
-    probes: Mapping[str, Inputs],
-    reference: Reference,
-    shorten: Callable[[Answer], Inputs] | None = None,
+    way: Way, sides: Sides, probes: Mapping[str, Inputs], shorten: Callable[[Answer], Inputs] | None = None
 ) -> CapabilityResult:
-    """Compare one kind of call. `reference` is `way.reference(…)`; `shorten` shortens inputs with a wrong answer."""
+    """Compare one kind of call; `shorten` shortens inputs with a wrong answer."""
     if not probes:
         return not_compared(f"{way.claim}: not compared, because no probe has suitable inputs")
     try:
-        outcome = sides.judged(probes, way, reference)
+        outcome = sides.judged(probes, way)
         if outcome.wrong and shorten is not None:
             worst = outcome.wrong[0]
-            short = sides.judged({worst.probe: shorten(worst)}, way, reference)
+            short = sides.judged({worst.probe: shorten(worst)}, way)
             outcome = short if short.wrong else outcome
-        return as_result(way, sides.explained(outcome, way, reference))
+        return as_result(way, sides.explained(outcome, way))
     except PortError as error:
         return failed(way.claim, way.says, error)
 

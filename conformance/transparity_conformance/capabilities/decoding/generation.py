@@ -9,7 +9,6 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
-from transparity_conformance.capabilities import requests as asked
 from transparity_conformance.capabilities.capability import (
     Answered,
     Answers,
@@ -21,7 +20,6 @@ from transparity_conformance.capabilities.capability import (
     Shapes,
     Way,
     judging,
-    kept_in,
 )
 from transparity_conformance.capabilities.decoding.teacher_forcing import judged, judged_beams, true_scores
 from transparity_conformance.capabilities.faults import (
@@ -32,7 +30,7 @@ from transparity_conformance.capabilities.faults import (
     SimulatedFault,
 )
 from transparity_conformance.capabilities.port_calls import call_port
-from transparity_conformance.capabilities.requests import Request
+from transparity_conformance.capabilities.requests import Asked, Request, given_requests, requests_of, simulated
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
@@ -72,15 +70,25 @@ def _as_tokens(value: Any) -> np.ndarray:
     return tokens.astype(np.int64)
 
 
-def _token_shapes(key: str, request: Request) -> Shapes:
+def _shapes(key: str, request: Request) -> Shapes:
     batch, length = request.prompt.shape
-    return {f"{key}/tokens": (batch, length + request.steps)}
+    tokens: Shapes = {f"{key}/tokens": (batch, length + request.steps)}
+    return tokens if request.beams is None else tokens | {f"{key}/scores": (batch,)}
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
-    generate, named = port.built_for(request.config, request.parameters).generate, request.named(*way.keywords)
-    tokens = call_port(generate, request.prompt.astype(np.int64), request.steps, **named)
-    return {f"{key}/tokens": _as_tokens(tokens)}
+    built, (given, named) = port.built_for(request.config, request.parameters), request.arguments()
+    if request.beams is None:
+        return {f"{key}/tokens": _as_tokens(call_port(built.generate, *given, **named))}
+    answer = call_port(built.beam_search, *given, **named)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise TypeError("the result is not a pair; expected (tokens, scores)")
+    scores = as_numbers(answer[1])
+    if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
+        raise TypeError(
+            f"the scores have the shape {scores.shape} and the dtype {scores.dtype}; expected floats (batch,)"
+        )
+    return {f"{key}/tokens": _as_tokens(answer[0]), f"{key}/scores": scores}
 
 
 def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
@@ -113,27 +121,22 @@ def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
     if scores is None:
-        return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
-    simulated, simulated_scores = simulated_beams(fault.simulate, request)
-    if not np.array_equal(_widest(request, tokens), _widest(request, simulated)):
+        return not is_large(request.parameters) and np.array_equal(tokens, simulated(fault.simulate, request))
+    other, other_scores = simulated(fault.simulate, request)
+    if not np.array_equal(_widest(request, tokens), _widest(request, other)):
         return False
     oracle = true_scores(request, tokens)
     true = np.abs(oracle.expected["scores"]).max()
     # If a fault scales the scores up, their rounding errors grow by the same factor.
-    budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(simulated_scores).max() / true))
-    return share(float(np.abs(scores.astype(np.float64) - simulated_scores).max()), budget) <= 1
-
-
-@kept_in(1)
-def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
-    named = request.named("lengths", "uniforms", "sampling")
-    return simulate(request.config, request.exact, request.prompt, request.steps, **named)
+    budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(other_scores).max() / true))
+    return share(float(np.abs(scores.astype(np.float64) - other_scores).max()), budget) <= 1
 
 
 def _describe(request: Request) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": request.name, "max_new_tokens": request.steps, "eos_id": request.config.eos_id}
-    fields |= {} if request.sampling is None else {"sampling": dataclasses.asdict(request.sampling)}
-    return fields if request.beams == 1 else fields | {"beams": request.beams, "length_penalty": request.length_penalty}
+    if request.beams is not None:
+        fields |= {"beams": request.beams, "length_penalty": request.length_penalty}
+    return fields if request.sampling is None else fields | {"sampling": dataclasses.asdict(request.sampling)}
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
@@ -153,40 +156,19 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
     return dataclasses.replace(request, config=config, parameters=parameters)
 
 
-def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
-    given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    search, named = port.built_for(request.config, request.parameters).beam_search, request.named(*way.keywords)
-    answer = call_port(search, *given, **named)
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError("the result is not a pair; expected (tokens, scores)")
-    scores = as_numbers(answer[1])
-    if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
-        raise TypeError(
-            f"the scores have the shape {scores.shape} and the dtype {scores.dtype}; expected floats (batch,)"
-        )
-    return {f"{key}/tokens": _as_tokens(answer[0]), f"{key}/scores": scores}
-
-
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
     missing = max(0, request.prompt.shape[1] + request.steps - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
 
 
-@kept_in(1)
-def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
-    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    tokens, scores = simulate(*given, **request.named("length_penalty"))
-    return tokens, scores
-
-
-def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
+def _way(claim: str, of: Callable[[Probe], Mapping[str, Asked]] = requests_of, **options: Any) -> Way:
     """Return one form of generation. All requests in bundles use the first probe's model."""
 
     def requests(forward: ForwardPass) -> Requests:
-        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(forward.first).first)}
+        return {f"{claim}.{i}": each for i, each in enumerate(of(forward.first)[claim].first)}
 
     def further(forward: ForwardPass) -> Requests:
-        asked_for = of_probe(forward.first)
+        asked_for = of(forward.first)[claim]
         calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
         return {f"{claim}.further.{i}": each for i, each in enumerate([*asked_for.further, *across])}
@@ -204,12 +186,11 @@ GENERATION = Capability(
     purpose="tokens (batch, length): the prompt and its continuation, then -1 up to the length. A request may replace "
     "some of the model's parameters, and has its own end token",
     ways=(
-        _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
-        _way("generate.uniforms", asked.drawing_requests, keywords=("uniforms",), **DRAWN),
-        _way("generate.sampling", asked.sampling_requests, keywords=("uniforms", "sampling"), **DRAWN),
+        _way("generate", faults=GREEDY_FAULTS),
+        _way("generate.uniforms", keywords=("uniforms",), **DRAWN),
+        _way("generate.sampling", keywords=("uniforms", "sampling"), **DRAWN),
         _way(
             "generate.lengths",
-            asked.ragged_requests,
             faults=RAGGED_FAULTS,
             keywords=("lengths",),
             requires="generate",
@@ -217,7 +198,7 @@ GENERATION = Capability(
         ),
     ),
     ask=_ask,
-    shapes=_token_shapes,
+    shapes=_shapes,
     judge=judging(_judged, reports_first=True),
     why_not=_why_not_generated,
     describe=_describe,
@@ -237,20 +218,18 @@ BEAMS = dataclasses.replace(
     purpose="tokens as in generation, and a score for each row (batch,). The score is the sum of log softmax(logits) "
     "at the n new tokens, up to the end token, divided by ((5 + n) / 6)^length_penalty",
     ways=(
-        _beams("beam_search", asked.beam_requests),
-        _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
+        _beams("beam_search"),
+        _beams("beam_search.length_penalty", keywords=("length_penalty",)),
     ),
-    ask=_ask_beams,
-    shapes=lambda key, request: _token_shapes(key, request) | {f"{key}/scores": (len(request.prompt),)},
     file="beams.safetensors",
 )
 
 GENERATION_OF_GIVEN = dataclasses.replace(
     GENERATION,
-    ways=(_way("generate", asked.given_requests, faults=GREEDY_FAULTS),),
+    ways=(_way("generate", given_requests, faults=GREEDY_FAULTS),),
     why_not=why_no_decoder,
     is_long=False,
 )
 """Generation with the weights of a checkpoint. A request has about as many tokens as the first probe."""
 
-BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
+BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", given_requests),), is_long=False)

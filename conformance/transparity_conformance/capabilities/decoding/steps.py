@@ -1,8 +1,7 @@
 """The capability `step`: decoding with a cache. The steps must return the same logits as one forward pass."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -14,52 +13,49 @@ from transparity_conformance.capabilities.capability import (
     Answered,
     Answers,
     BuiltPort,
-    Capability,
     ForwardPass,
     Judged,
-    Shapes,
     Way,
     judging,
     kept_in,
 )
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
 from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
+from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, as_logits, judged, of_logits
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe, crossing_calls
 from transparity_conformance.oracle.reach.thresholds import becomes_wrong, thresholds
-from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.comparison import as_numbers, gap
+from transparity_conformance.report.comparison import gap
 
 
-@dataclass(frozen=True, eq=False)
-class StepRequest:
-    """A request to decode the tokens of a probe; step i decodes `sizes[i]` tokens."""
-
-    name: str
-    probe: Probe
-    sizes: tuple[int, ...]
-    parts: tuple[slice, ...] = (slice(None),)
-    """The rows of each batch. The port decodes one step of each batch in turn, with a separate cache for each batch."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return np.array(self.probe.inputs[self.probe.config.input_names[-1]], np.int64)
-
-    @property
-    def rows(self) -> np.ndarray:
-        return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
+def step_request(
+    name: str, probe: Probe, sizes: Sequence[int], batches: tuple[slice, ...] = (slice(None),)
+) -> LogitsRequest:
+    """Return a request to decode the tokens of a probe; step i decodes `sizes[i]` tokens."""
+    kept = _with_kept_angles(probe.config, tuple(sizes))
+    every = np.arange(len(probe.inputs[probe.config.input_names[-1]]))
+    rows = np.concatenate([every[batch] for batch in batches])
+    part = Part(np.arange(len(rows)), slice(None), probe, rows)
+    return LogitsRequest(
+        name, probe, (part,), lambda fault: _simulated(probe, kept, fault)[rows], sizes=kept, batches=batches
+    )
 
 
-def step_requests(forward: ForwardPass) -> dict[str, StepRequest]:
+def step_requests(forward: ForwardPass) -> dict[str, LogitsRequest]:
     """Return requests to decode the first probe token by token, and in chunks of different lengths."""
     key, probe = forward.key, forward.first
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
-    sizes = {"one by one": (1,) * length}
+    made = [step_request("one by one", probe, (1,) * length)]
     if length > 2:
-        sizes["in uneven chunks"] = (2, *((3,) * ((length - 2) // 3)), *((1,) * ((length - 2) % 3)))
-    made = {name: StepRequest(name, probe, _with_kept_angles(probe.config, sizes[name])) for name in sizes}
-    return {f"{key}/step.{name.replace(' ', '_')}": each for name, each in made.items()}
+        made.append(
+            step_request("in uneven chunks", probe, (2, *(3,) * ((length - 2) // 3), *(1,) * ((length - 2) % 3)))
+        )
+    return _by_name(made, key)
+
+
+def _by_name(made: Iterable[LogitsRequest], key: str = "") -> dict[str, LogitsRequest]:
+    return {f"{key or each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
 
 
 def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -70,7 +66,7 @@ def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tupl
     return (max(ends[first], limit + 1), *sizes[first + 1 :])
 
 
-def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
+def _further_requests(forward: ForwardPass) -> dict[str, LogitsRequest]:
     """Return requests that bundles do not contain, with other chunks, batches, masks and lengths.
 
     Texts just longer than a threshold are decoded twice: with a long first chunk, and with a short first chunk.
@@ -79,23 +75,22 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:
-        made.append(StepRequest("two batches in turn", probe, _padded(length), (slice(0, 4), slice(4, None))))
-        made.append(StepRequest("one token, then all others", probe, (1, length - 1)))
-        made.append(StepRequest("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
+        made.append(step_request("two batches in turn", probe, _padded(length), (slice(0, 4), slice(4, None))))
+        made.append(step_request("one token, then all others", probe, (1, length - 1)))
+        made.append(step_request("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
     if longest := forward.probes.get("longest"):
         half, more = divmod(longest.inputs[longest.config.input_names[-1]].shape[1], 2)
         sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
         if sum(sizes) == 2 * half + more:
-            made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
+            made.append(step_request("the longest", longest, sizes, (slice(0, 1),)))
     masked = [each for each in forward.reached if each.model.name == GIVEN_A_MASK and each.lengths[-1] > 3]
-    made += [StepRequest("with padding", each, _padded(each.lengths[-1])) for each in masked]
+    made += [step_request("with padding", each, _padded(each.lengths[-1])) for each in masked]
     for each in crossing_calls(forward.reached):
-        made.append(StepRequest("across a threshold", each, _across(each)))
+        made.append(step_request("across a threshold", each, _across(each)))
         length = each.lengths[-1]
         if short := length // 5:
-            made.append(StepRequest("a short chunk, then a long one", each, (short, length - 2 - short, 1, 1)))
-    made = [replace(each, sizes=_with_kept_angles(each.probe.config, each.sizes)) for each in made]
-    return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
+            made.append(step_request("a short chunk, then a long one", each, (short, length - 2 - short, 1, 1)))
+    return _by_name(made)
 
 
 def _padded(length: int) -> tuple[int, int, int]:
@@ -122,63 +117,50 @@ def _why_no_steps(probe: Probe, dtype: str) -> str:
     return why_no_decoder(probe, dtype)
 
 
-def _shapes(key: str, request: StepRequest) -> Shapes:
-    rows, vocab = len(request.rows), request.probe.config.vocab_size
-    return {f"{key}.{index}": (rows, size, vocab) for index, size in enumerate(request.sizes)}
-
-
-def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
+def ask_steps(port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
     """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache).
 
     If the logits are wrong with the mask of each step's tokens, try the mask of all tokens so far. Return the logits of
     the second trial if they are nearer to the right logits, or if the first trial raises an exception.
     """
-    answers, error = _attempted(port, key, request, masks_past=False)
+    tries = [_attempted(port, key, request, masks_past=False)]
     takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
-    if takes_mask and error > request.probe.budget("float32"):
-        others, other_error = _attempted(port, key, request, masks_past=True)
-        is_only = isinstance(answers, Exception) and not isinstance(others, Exception)
-        answers = others if other_error < error or is_only else answers
+    if takes_mask and tries[0][1] > request.probe.budget("float32"):
+        tries.append(_attempted(port, key, request, masks_past=True))
+    answers, _ = min(tries, key=lambda each: (isinstance(each[0], Exception), each[1]))
     if isinstance(answers, Exception):
         raise answers
     return answers
 
 
 def _attempted(
-    port: BuiltPort, key: str, request: StepRequest, *, masks_past: bool
+    port: BuiltPort, key: str, request: LogitsRequest, *, masks_past: bool
 ) -> tuple[Answers | Exception, float]:
     """Return a port's answers, and their largest error; if the port raises an exception, return it, and infinity."""
     try:
         answers = _decoded(port, key, request, masks_past=masks_past)
     except (PortCallError, TypeError) as error:
         return error, math.inf
-    logits = np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
-    where = sees_something(request.probe.config, request.probe.inputs)[request.rows]
-    return answers, gap(logits[where], request.probe.oracle.expected["logits"][request.rows][where])
+    (part,) = request.parts
+    where = sees_something(request.probe.config, request.probe.inputs)[part.rows_of_probe]
+    return answers, gap(request.logits(key, answers)[where], request.expected()[where])
 
 
-def _decoded(port: BuiltPort, key: str, request: StepRequest, *, masks_past: bool) -> Answers:
-    built = port.of(request.probe)
+def _decoded(port: BuiltPort, key: str, request: LogitsRequest, *, masks_past: bool) -> Answers:
+    probe, built = request.probe, port.of(request.probe)
+    every = np.array(probe.inputs[probe.config.input_names[-1]], np.int64)
     answers: dict[str, np.ndarray] = {}
-    caches: list[Any] = [None] * len(request.parts)
+    caches: list[Any] = [None] * len(request.batches)
     begin = 0
-    for name, (_, size, vocab) in _shapes(key, request).items():
+    for name, (_, size, vocab) in request.shapes(key).items():
         chunk, logits = slice(begin, begin + size), []
-        for index, part in enumerate(request.parts):
-            tokens = request.tokens[part, chunk].copy()
-            further = named_inputs(request.probe, part, slice(0, chunk.stop) if masks_past else chunk)
+        for index, batch in enumerate(request.batches):
+            tokens = every[batch, chunk].copy()
+            further = named_inputs(probe, batch, slice(0, chunk.stop) if masks_past else chunk)
             answer, caches[index] = take_step(built.step, tokens, caches[index], further)
             logits.append(as_logits(answer, (len(tokens), size, vocab), request.name))
         answers[name], begin = logits[0] if len(logits) == 1 else np.concatenate(logits), begin + size
     return answers
-
-
-def as_logits(answer: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
-    logits = as_numbers(answer)
-    if logits.shape != shape or logits.dtype.kind != "f":
-        given = f"the logits have the shape {logits.shape} and the dtype {logits.dtype}"
-        raise TypeError(f"{given}; expected floats {shape}, {name}")
-    return logits
 
 
 def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
@@ -198,24 +180,13 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
     return result
 
 
-def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
-    # The budget is measured for the right logits; a faulty port's logits are about as large.
-    request, dtype = answered.request, answered.forward.dtype
-    probe, rows = request.probe, request.rows
-    steps = [answered.answers[name].astype(np.float64) for name in _shapes(answered.key, request)]
-    logits = np.concatenate(steps, axis=1)
-    expected = probe.oracle.expected["logits"] if fault is None else _simulated(probe, request.sizes, fault)
-    where = is_judged(probe, rows, logits, dtype)
-    return Judged(gap(logits[where], expected[rows][where]), probe.budget(dtype), request.name, probe=probe.name)
-
-
 def _notes(found: Mapping[Answered, Judged]) -> list[str]:
     """Return a note about wrong and right steps, and a note about lengths at which rotary angles change."""
     says: dict[bool, list[str]] = {True: [], False: []}
     lengths: dict[bool, list[int]] = {True: [], False: []}
-    for answered, judged in found.items():
-        says[judged.is_wrong].append(f"{answered.request.name} ({judged.probe})")
-        lengths[judged.is_wrong].append(sum(answered.request.sizes))
+    for answered, each in found.items():
+        says[each.is_wrong].append(f"{answered.request.name} ({each.probe})")
+        lengths[each.is_wrong].append(sum(answered.request.sizes))
     right, wrong = ("; ".join(says[is_wrong]) for is_wrong in (False, True))
     since = becomes_wrong(lengths[False], lengths[True], next(iter(found)).request.probe.config)
     boundary = f"step: wrong calls: {wrong}; right calls: {right or 'none'}{since}"
@@ -225,32 +196,19 @@ def _notes(found: Mapping[Answered, Judged]) -> list[str]:
     return [*[boundary] * bool(wrong), *[across] * bool(limits)]
 
 
-def is_judged(probe: Probe, rows: np.ndarray | slice, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a mask (rows, length) of the positions to judge. Leave out positions without a visible key, and positions
-    that depend on a near-tie between experts."""
-    where: np.ndarray = sees_something(probe.config, probe.inputs)[rows]
-    free = None if isinstance(probe, ReachProbe) else undetermined_positions(probe, dtype).get("logits")
-    if free is None:
-        return where
-    is_free: np.ndarray = np.any(free, axis=-1)[rows] & np.isfinite(logits).all(-1)
-    return where & ~is_free
-
-
 @kept_in(0)
 def _simulated(probe: Probe, sizes: tuple[int, ...], fault: SimulatedFault) -> np.ndarray:
     return fault.simulate(probe.config, probe.exact, probe.inputs, sizes)
 
 
-STEPS = Capability(
+STEPS = of_logits(
+    "step",
+    Way("step", step_requests, CACHE_FAULTS, further=_further_requests),
     name="steps",
-    attribute="step",
     purpose="the logits of the first probe, decoded with a cache, in chunks of the given sizes",
-    ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,
-    shapes=_shapes,
-    judge=judging(_judged, notes=_notes, reports_first=True),
+    judge=judging(judged, notes=_notes, reports_first=True),
     why_not=_why_no_steps,
     stays=1,
     describe=lambda request: {"sizes": list(request.sizes)},
-    sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

@@ -10,7 +10,7 @@ from transparity.sampling import Sampling
 from transparity.taps import Tap
 from transparity_conformance.capabilities.capability import Judged, kept_in
 from transparity_conformance.capabilities.faults import edited
-from transparity_conformance.capabilities.requests import Request, following
+from transparity_conformance.capabilities.requests import Request, following, simulated
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import SHARE
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
@@ -46,7 +46,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
     end = width + (int(counts.max()) if all_ended else request.steps)
     # A shorter beam may be better, but the array can have the width of the longest beam.
-    longest = end if request.beams == 1 else width + request.steps
+    longest = end if request.beams in (None, 1) else width + request.steps
     if tokens.shape[1] > longest and all_ended:
         return f"token {longest}, {request.name}: decoding continued after every row had ended"
     if not end <= tokens.shape[1] <= longest:
@@ -136,7 +136,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
     of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
     # Both scores may be wrong by the tolerance, so their difference may be wrong by twice the tolerance.
-    worse = np.maximum(0.0, best_scores(request) - true)
+    worse = np.maximum(0.0, simulated(beam_search, request)[1] - true)
     tied = worse
     if (worse > 2 * budget).any():
         tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
@@ -157,30 +157,22 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
 
 
 @kept_in(0)
-def best_scores(request: Request) -> np.ndarray:
-    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
-
-
-@kept_in(0)
 def margins(request: Request) -> np.ndarray:
     """Return the smallest difference (batch,) between the scores of a kept and a dropped continuation in a beam search.
 
     If rounding can change the sign of this difference, a port may keep the other continuation and end with a worse
     score.
     """
-    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    margins = np.full(len(request.prompt), np.inf)
+    margins, beams = np.full(len(request.prompt), np.inf), request.beams or 1
 
     def noted(ranked: np.ndarray) -> np.ndarray:
-        kept, dropped = -np.sort(-ranked, axis=-1)[:, request.beams - 1 : request.beams + 1].T
+        kept, dropped = -np.sort(-ranked, axis=-1)[:, beams - 1 : beams + 1].T
         with np.errstate(invalid="ignore"):  # −∞ − (−∞) if nothing is dropped
             np.fmin(margins, kept - dropped, out=margins)
         return ranked
 
     edit = "np.argsort(-ranked,", "np.argsort(-noted(ranked),"
-    search = edited((edit,), "decoding.beams.beam_search", noted=noted)
-    search(*given, length_penalty=request.length_penalty, source=request.source)
+    simulated(edited((edit,), "decoding.beams.beam_search", noted=noted), request)
     return margins
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.capabilities.sharding import Placement, Sharding, split
+from transparity_conformance.capabilities.sharding import Placement, Sharding, join, split
 from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.decoding.steps import prefill
@@ -156,16 +156,10 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     ranks = sharding.ranks
     if ranks == 1:
         return []
-    means = averaged_in_parts("loss-per-rank", "rank", ranks)
-    padded = [
-        SimulatedFault(
-            "vocabulary-padded",
-            f"the softmax of the loss includes the padding that extends the vocabulary to a multiple of {width}",
-            partial(_over_padding, width),
-        )
-        for width in sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
-    ]
-    return [*means, *padded]
+    widths = sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
+    says = "the softmax of the loss includes the padding that extends the vocabulary to a multiple of"
+    padded = [SimulatedFault("vocabulary-padded", f"{says} {width}", partial(_over_padding, width)) for width in widths]
+    return [*averaged_in_parts("loss-per-rank", "rank", ranks), *padded]
 
 
 def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
@@ -174,25 +168,15 @@ def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
             name,
             f"each {part} averages the loss over its own {parts}, and the loss is the mean of these {count} means, "
             f"although the numbers of targets differ{says}",
-            partial(_of_parts, _mean, split, count, empty),
+            partial(_of_parts, lambda means: sum(means) / means[0].dtype.type(count), split, count, empty),
         )
         for parts, split in PARTS.items()
         for empty, says in ((0.0, ""), (math.nan, ", and the mean of no targets is NaN"))
     ]
 
 
-def _mean(values: list[Any]) -> Any:
-    return sum(values) / values[0].dtype.type(len(values))
-
-
 def _of_parts(
-    combine: Callable[[list[Any]], Any],
-    split: Split,
-    count: int,
-    empty: float,
-    logits: np.ndarray,
-    targets: np.ndarray,
-    pad_id: int | None,
+    combine: Callable[[list[Any]], Any], split: Split, count: int, empty: float, logits: Any, targets: Any, pad_id: Any
 ) -> np.ndarray:
     """Return the loss of a port that splits the tokens into `count` parts and combines the mean losses of the parts."""
     means = [
@@ -245,7 +229,7 @@ def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)
     ]
     return {
-        name: np.concatenate([each[name] for each in clipped], axis=sharding.of(name).number)
+        name: join(name, [each[name] for each in clipped], sharding.of(name)).value
         if sharding.is_sharded(name)
         else clipped[0][name]
         for name in gradients

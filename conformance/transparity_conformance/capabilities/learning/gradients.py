@@ -27,8 +27,6 @@ from transparity_conformance.capabilities.capability import (
     kept_in,
 )
 from transparity_conformance.capabilities.faults import MICRO_BATCH_FAULTS, Run
-from transparity_conformance.capabilities.learning.dropout import CLAIM as DROPOUT
-from transparity_conformance.capabilities.learning.dropout import RUNS, judge_dropout, why_no_dropout
 from transparity_conformance.capabilities.learning.loss import (
     as_loss,
     has_a_loss,
@@ -36,11 +34,15 @@ from transparity_conformance.capabilities.learning.loss import (
     loss_inputs,
     why_no_loss,
 )
-from transparity_conformance.capabilities.learning.router_loss import OPTION as ROUTERS
-from transparity_conformance.capabilities.learning.router_loss import (
+from transparity_conformance.capabilities.learning.options import (
+    DROPOUT,
+    ROUTERS,
+    RUNS,
     WITHOUT_GRADIENTS,
+    judge_dropout,
     judge_router_loss,
     router_loss,
+    why_no_dropout,
     why_no_router_loss,
 )
 from transparity_conformance.capabilities.port_calls import call_port

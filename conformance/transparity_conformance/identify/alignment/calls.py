@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.decoding.steps import StepRequest, named_inputs, take_step
+from transparity_conformance.capabilities.decoding.steps import named_inputs, take_step
+from transparity_conformance.capabilities.other_logits import LogitsRequest
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.heard import aligned_probe
@@ -33,7 +34,7 @@ class _Step:
 
 
 def with_line_of_step(
-    report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
+    report: Report, forward: Any, requests: Iterable[LogitsRequest], others: Mapping[int, Any]
 ) -> Report:
     """Add the first line of a wrong step that differs from the forward pass. `others` has ports of other sizes, by the
     `id` of their parameters."""
@@ -53,7 +54,7 @@ def with_line_of_step(
     return report
 
 
-def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
+def _line(forward: Any, requests: Sequence[LogitsRequest], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong value. Run a single row first, then the whole batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:

@@ -36,6 +36,7 @@ POOLS = {
     "alignment": "meta.listening.alignment",
     "listening": "meta.listening.cost",
     "sizes": "meta.sizes",
+    "timing": "meta.timing",
     "modules": "meta.modules.measure",
     "ranks": "meta.ranks.measure",
     "fuzz": "meta.fuzz.campaign",

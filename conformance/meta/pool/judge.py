@@ -262,6 +262,14 @@ def _by_bugs(
     return Measure(title, judge, target, kind, view)
 
 
+def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, Answer], tuple[int, int] | None]:
+    return lambda trial, answer: count(trial, answer["draft"]) if "draft" in answer else None
+
+
+def _named_of(step: str) -> Callable[[Any, Answer], tuple[int, int] | None]:
+    return _drafted(lambda trial, draft: (len(draft[step]), len(trial.bugs)))
+
+
 KINDS_OF_TRUTH = {"of any kind": ""} | {f"{kind}s": kind for kind in ("fault", "pair", "triple", "draft")}
 
 MEASURES = (
@@ -286,20 +294,8 @@ MEASURES = (
     _by_bugs("odd faults: detected, and no certain cause named", "odd", "", is_unnamed, 1.0),
     *(_by_bugs(f"no false statement: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
     _by_bugs("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
-)
-
-
-def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, Answer], tuple[int, int] | None]:
-    return lambda trial, answer: count(trial, answer["draft"]) if "draft" in answer else None
-
-
-def _named_of(step: str) -> Callable[[Any, Answer], tuple[int, int] | None]:
-    return _drafted(lambda trial, draft: (len(draft[step]), len(trial.bugs)))
-
-
-DRAFTED = (
     Measure("drafts: bugs named in one run", _named_of("named"), 0.85),
     Measure("drafts: bugs named after fixes", _named_of("fixed"), 0.95),
     Measure("drafts: right line", _drafted(lambda _, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
-"""The measures of drafts, which have several bugs: the shares of named bugs and of right lines."""
+"""The last three are of drafts, which have several bugs: the shares of named bugs and of right lines."""

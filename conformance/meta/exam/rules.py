@@ -88,10 +88,9 @@ def scores(found: Sequence[Judgment]) -> list[Share]:
 
 def rule_scores(found: Sequence[Judgment]) -> dict[str, tuple[Share, Share]]:
     """Return, for each rule, the share of detected bugs, and the share of rejected controls and twins."""
-    wrong = [each for each in found if not each["control"]]
-    right = [each for each in found if each["control"]]
 
-    def failing(name: str, of: Sequence[Judgment]) -> Share:
-        return share(RULES[name].says, [name in each["rules"] for each in of])
+    def failing(name: str, *, is_control: bool) -> Share:
+        marks = [name in each["rules"] for each in found if bool(each["control"]) is is_control]
+        return share(RULES[name].says, marks)
 
-    return {name: (failing(name, wrong), failing(name, right)) for name in RULES}
+    return {name: (failing(name, is_control=False), failing(name, is_control=True)) for name in RULES}

@@ -103,6 +103,7 @@ def load(folder):
 """A loader with a mistake in the layer whose first query weight is `number`."""
 
 
+@pytest.mark.long
 def test_of_all_layers_only_the_one_with_the_mistake_diverges(tmp_path: Path) -> None:
     config = exported("llama", tmp_path / "whole", num_decoder_layers=3)
     weights = probe_parameters(config)["decoder.layers.1.self_attention.query.weight"]

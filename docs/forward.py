@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import transparity_pytorch.port
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.protocol import Arrays
 from transparity.training import Training
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_numpy.port import build
-from transparity_pytorch.training.optimization import train
+from transparity_pytorch.port import build as build_pytorch
 
 DATA = Path(__file__).with_name("forward.json")
 LETTERS = "\0>.abcdefghijklmnopqrstuvwxyz"
@@ -41,7 +39,7 @@ def model() -> TransformerConfig:
     return dataclasses.replace(example_config("gpt2"), pad_id=0, **sizes)
 
 
-def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:
+def batch(random: np.random.Generator) -> dict[str, np.ndarray]:
     """Return random words, each followed by its reversal; only the reversal is in the targets."""
     tokens, targets = np.zeros((2, BATCH, LENGTH), int)
     for row in range(BATCH):
@@ -49,14 +47,13 @@ def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:
         line = np.concatenate([word, [1], word[::-1], [2]])
         tokens[row, : len(line) - 1] = line[:-1]
         targets[row, len(word) : len(line) - 1] = line[len(word) + 1 :]
-    return {"tokens": torch.as_tensor(tokens), "targets": torch.as_tensor(targets)}
+    return {"tokens": tokens, "targets": targets}
 
 
 def learned(config: TransformerConfig, steps: int) -> Arrays:
     random = np.random.default_rng(0)
-    forward = transparity_pytorch.port.build(config, initialize_parameters(config, 0))
-    _, parameters = train(forward.model, [batch(random) for _ in range(steps)], TRAINING)
-    return {name: np.asarray(value.detach()) for name, value in parameters.items()}
+    forward = build_pytorch(config, initialize_parameters(config, 0))
+    return forward.train([batch(random) for _ in range(steps)], TRAINING)[1]
 
 
 def recorded(config: TransformerConfig, parameters: Arrays, word: str) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 `python -m docs.three_columns` writes the picture. tests/project/test_pages.py compares the picture with the sources.
 """
 
-import ast
 import re
 from itertools import zip_longest
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from docs.site.side_by_side.lines import broken, in_one_line
+from docs.site.side_by_side.lines import broken
+from docs.site.side_by_side.sources import definitions
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/three-columns.svg"
@@ -66,30 +66,23 @@ def rows() -> list[tuple[str, str, str]]:
 
 def statements_of(name: str, source: str) -> list[list[str]]:
     """Return the lines of a function or class: its formula, its signature, and the statements of its forward pass."""
-    nodes = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    node = next(node for node in nodes if node.name.lower() == name.replace("_", "") or node.name == name)
-    formula = ["# " + line for line in _formula(ast.get_docstring(node) or "")]
-    if isinstance(node, ast.FunctionDef):
-        return [formula, [""] * (name != "attention") + [_signature(node)], *_statements(node, source, "    ")]
-    forward = next(part for part in node.body if isinstance(part, ast.FunctionDef) and part.name != "__init__")
-    names = [f"class {node.name}({ast.unparse(node.bases[0])}):", f"    {_signature(forward)}"]
-    return [formula, names, *_statements(forward, source, "        ")]
+    shown = definitions(source)[name]
+    head, *body = ("    " * each.depth + each.text for each in shown.statements)
+    kind = re.search(rf"(?m)^class {shown.label.partition('.')[0]}\(.*:$", source)
+    indent = "    " * bool(kind)
+    names = [kind[0], indent + head] if kind else [""] * (name != "attention") + [head]
+    return [["# " + line for line in _formula(shown.doc)], names, *(_lines(indent + line) for line in body)]
+
+
+def _lines(statement: str) -> list[str]:
+    text = statement.lstrip()
+    return broken(text, statement.removesuffix(text), width=CHARACTERS)
 
 
 def _formula(docstring: str) -> list[str]:
     """Return the first line of a docstring without references; break it at semicolons and at commas with two spaces."""
     first = re.sub(r" *\([^()]*[§.]\s*[\d§., ]+\).*", "", docstring.partition("\n")[0]).replace("; ", ";\n")
     return first.replace(",  ", ",\n").split("\n")
-
-
-def _signature(node: ast.FunctionDef) -> str:
-    return f"def {node.name}({', '.join(argument.arg for argument in node.args.args)}):"
-
-
-def _statements(node: ast.FunctionDef, source: str, indent: str) -> list[list[str]]:
-    body = node.body[1:] if ast.get_docstring(node) else node.body
-    texts = [in_one_line(ast.get_source_segment(source, part) or "") for part in body]
-    return [broken(text, indent, width=CHARACTERS) for text in texts]
 
 
 def drawn(title: str, lines: list[str], *, left: int, height: int) -> list[str]:

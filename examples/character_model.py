@@ -10,30 +10,25 @@ between two PyTorch runs whose initial weights are rounded differently.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax.numpy as jnp
 import numpy as np
-import torch
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-import transparity_flax.port
-import transparity_flax.training.optimization
-import transparity_pytorch.port
-import transparity_pytorch.training.optimization
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import preset
 from transparity.protocol import Arrays
 from transparity.training import Training
+from transparity_flax.port import build as jax
+from transparity_pytorch.port import build as pytorch
 
 TEXT = Path(__file__).with_name("text.txt")
 SIZES = {"max_length": 64, "embed_dim": 96, "num_heads": 6, "num_decoder_layers": 3}
@@ -46,40 +41,13 @@ LAST = 20
 PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
 
 
-@dataclass(frozen=True)
-class Column:
-    """A framework: its `build`, its training function, and its function that converts a NumPy array to a tensor."""
-
-    build: Callable[..., Any]
-    train: Callable[..., tuple[list[float], Mapping[str, Any]]]
-    tensor: Callable[[np.ndarray], Any]
-
-
-PYTORCH = Column(transparity_pytorch.port.build, transparity_pytorch.training.optimization.train, torch.as_tensor)
-JAX = Column(transparity_flax.port.build, transparity_flax.training.optimization.train, jnp.asarray)
+Build = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Learned:
     losses: np.ndarray
     parameters: Arrays
-
-
-class Watched(Sequence[Any]):
-    """Batches that are converted to tensors when training reads them; `taken` is called for each batch."""
-
-    def __init__(
-        self, batches: Sequence[Arrays], tensor: Callable[[np.ndarray], Any], taken: Callable[[], Any]
-    ) -> None:
-        self.batches, self.tensor, self.taken = batches, tensor, taken
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, step: Any) -> Any:
-        batch = {name: self.tensor(tokens) for name, tokens in self.batches[step].items()}
-        self.taken()
-        return batch
 
 
 def paragraphs(text: str) -> str:
@@ -120,26 +88,16 @@ def nudged(parameters: Arrays, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: np.nextafter(value, sides[name].astype(value.dtype)) for name, value in parameters.items()}
 
 
-def learn(
-    column: Column,
-    config: TransformerConfig,
-    parameters: Arrays,
-    batches: Sequence[Arrays],
-    taken: Callable[[], Any] = lambda: None,
-) -> Learned:
-    """Train with the column's training function; `forward.train` would convert all batches before the first step."""
-    model = column.build(config, parameters).model
-    losses, learned = column.train(model, Watched(batches, column.tensor, taken), TRAINING)
-    return Learned(np.array(losses), {name: np.asarray(value) for name, value in learned.items()})
+def learn(build: Build, config: TransformerConfig, parameters: Arrays, batches: Sequence[Arrays]) -> Learned:
+    losses, learned = build(config, parameters).train(batches, TRAINING)
+    return Learned(np.array(losses), learned)
 
 
-def written(
-    column: Column, config: TransformerConfig, parameters: Arrays, characters: str, count: int = WRITTEN, seed: int = 0
-) -> str:
+def written(build: Build, config: TransformerConfig, parameters: Arrays, characters: str) -> str:
     """Return the prompt and sampled text after it, with the same random numbers in every column."""
-    uniforms = np.random.default_rng(seed).random((1, count))
+    uniforms = np.random.default_rng(0).random((1, WRITTEN))
     prompt = encoded(PROMPT, characters)[None]
-    return decoded(column.build(config, parameters).generate(prompt, count, uniforms=uniforms)[0], characters)
+    return decoded(build(config, parameters).generate(prompt, WRITTEN, uniforms=uniforms)[0], characters)
 
 
 def samples(before: Sequence[str], after: Sequence[str]) -> Table:
@@ -168,15 +126,15 @@ def plot(runs: Mapping[str, Learned]) -> Figure:
     """Plot both losses and, below them, the difference between them."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    pytorch, jax, control = (run.losses for run in runs.values())
-    steps = np.arange(1, len(pytorch) + 1)
+    first, other, control = (run.losses for run in runs.values())
+    steps = np.arange(1, len(first) + 1)
     # A thick, pale line is drawn under a thin, dark line, so that both are visible where they coincide.
-    above.plot(steps, pytorch, color=PALE, linewidth=5, solid_capstyle="round", label="PyTorch")
-    above.plot(steps, jax, color=DARK, linewidth=1.1, label="JAX")
+    above.plot(steps, first, color=PALE, linewidth=5, solid_capstyle="round", label="PyTorch")
+    above.plot(steps, other, color=DARK, linewidth=1.1, label="JAX")
     above.set(title="The same training in two frameworks: document 001's character model", ylabel="loss (nats)")
-    plot_distance(below, pytorch, control, RED, "PyTorch, with initial weights changed by one rounding")
-    plot_distance(below, pytorch, jax, DARK, "JAX")
-    last_bit = np.spacing(pytorch.astype(np.float32))
+    plot_distance(below, first, control, RED, "PyTorch, with initial weights changed by one rounding")
+    plot_distance(below, first, other, DARK, "JAX")
+    last_bit = np.spacing(first.astype(np.float32))
     below.plot(steps, last_bit, "--", color=GREY, linewidth=1.1, label="the last bit of the loss")
     below.set(xlabel="step", ylabel="difference from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
     below.set_ylim(bottom=last_bit.min() / 2)
@@ -208,19 +166,13 @@ def compare(
     config: TransformerConfig, first: Arrays, batches: Sequence[Arrays], console: Console
 ) -> dict[str, Learned]:
     """Train once in each framework, and once more in PyTorch from slightly different weights."""
-    planned = {
-        "PyTorch": (PYTORCH, first),
-        "JAX": (JAX, first),
-        "PyTorch, weights changed by one rounding": (PYTORCH, nudged(first)),
+    planned: dict[str, tuple[Build, Arrays]] = {
+        "PyTorch": (pytorch, first),
+        "JAX": (jax, first),
+        "PyTorch, weights changed by one rounding": (pytorch, nudged(first)),
     }
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    runs = {}
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        tasks = {name: bar.add_task(name, total=len(batches), start=False) for name in planned}
-        for name, (column, parameters) in planned.items():
-            bar.start_task(tasks[name])
-            runs[name] = learn(column, config, parameters, batches, partial(bar.advance, tasks[name]))
-    return runs
+    runs = track(planned.items(), "Training", console=console)
+    return {name: learn(build, config, parameters, batches) for name, (build, parameters) in runs}
 
 
 def main(
@@ -234,9 +186,9 @@ def main(
     config = config_for(characters)
     first = initialize_parameters(config)
     runs = compare(config, first, batches_of(encoded(text, characters), config, steps), console)
-    before = [written(column, config, first, characters) for column in (PYTORCH, JAX)]
-    trained = ((PYTORCH, runs["PyTorch"]), (JAX, runs["JAX"]))
-    after = [written(column, config, run.parameters, characters) for column, run in trained]
+    before = [written(build, config, first, characters) for build in (pytorch, jax)]
+    trained = ((pytorch, runs["PyTorch"]), (jax, runs["JAX"]))
+    after = [written(build, config, run.parameters, characters) for build, run in trained]
     console.print(samples(before, after), outcome(runs))
     out.mkdir(parents=True, exist_ok=True)
     plot(runs).savefig(out / "character_model.png", dpi=150)

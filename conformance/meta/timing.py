@@ -1,12 +1,12 @@
-"""Measure the time of each stage of a check, and how this time grows with the model.
+"""The pool `timing`: the time of each stage of a check, and how this time grows with the model.
 
-    python -m meta.timing [--rounds N] [--only WORD …]
-
-Every check runs in a new process, through the command line. The rounds are interleaved, and the figures are medians.
-The program writes the results into docs/timing.json, and their tables into docs/performance.md and NOTES.md.
+Every check runs in a new process, through the command line, in several interleaved rounds. `python -m meta.timing FILE`
+reads the answers that `--json FILE` wrote. It writes their medians into docs/timing.json, and tables into
+docs/performance.md and NOTES.md.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -14,14 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.progress import track
-
 from meta.page import DOCS, NOTES, table, write_part
+from meta.trial import Measure, Trial
 from transparity import preset
 
 RIGHT = """
@@ -70,16 +70,22 @@ LONGEST = 16_384
 """The `max_length` of models that read long prompts."""
 
 
-def growing(folder: Path) -> Iterator[tuple[str, int, Sequence[str]]]:
-    """Write configurations of growing size into `folder`; yield (kind of size, value, arguments of the check)."""
+def growing() -> Iterator[tuple[str, Sequence[str], dict[str, int]]]:
+    """Yield (`SIZE: VALUE`, arguments of the check, changed fields of `notes-lm`) for each value of `GROWING`."""
     for size, (field, values) in GROWING.items():
         for value in values:
-            path = folder / f"{field or 'itself'}-{value}.json"
-            changes: dict[str, Any] = {field: value} if field else {"max_length": LONGEST}
-            path.write_text(preset("notes-lm").resized(**changes).to_json())
             lengths = {"positions of one prompt": [value], "prompts of 1,000 positions": range(1000, 1000 + value)}
             prompts = [word for length in lengths.get(size, []) for word in ("--length", str(length))]
-            yield size, value, ["right.py:build", "--logits-only", "--config", path.name, *prompts]
+            arguments = ["right.py:build", "--logits-only", "--config", "grown.json", *prompts]
+            yield f"{size}: {value}", arguments, {field: value} if field else {"max_length": LONGEST}
+
+
+def answer_of(arguments: Sequence[str], changes: dict[str, Any]) -> dict[str, Any]:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, text in (FILES | {"grown.json": preset("notes-lm").resized(**changes).to_json()}).items():
+            (folder / file).write_text(text, encoding="utf-8")
+        return measured(arguments, folder)
 
 
 def measured(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -137,30 +143,36 @@ def growth_table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     return table(("size", "values", "processor time, or peak memory", "exponent"), lines, (3,))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[""], help="measure only rows with one of these words")
-    options = parser.parse_args()
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        for file, text in FILES.items():
-            (folder / file).write_text(text)
-        tasks: dict[tuple[str, ...], Sequence[str]] = {(case,): arguments for case, arguments in CASES.items()}
-        tasks |= {(size, str(value)): arguments for size, value, arguments in growing(folder)}
-        tasks = {key: tasks[key] for key in tasks if any(word in key[0] for word in options.only)}
-        rounds: dict[tuple[str, ...], list[dict[str, Any]]] = {key: [] for key in tasks}
-        for _ in range(options.rounds):
-            for key in track(tasks, "Measuring checks"):
-                rounds[key].append(measured(tasks[key], folder))
+
+
+def trials(options: argparse.Namespace) -> list[Trial]:
+    tasks: dict[str, tuple[Sequence[str], dict[str, int]]] = {name: (CASES[name], {}) for name in CASES}
+    tasks |= {name: (arguments, changes) for name, arguments, changes in growing()}
+    rounds = itertools.product(range(1, options.rounds + 1), tasks.items())
+    return [Trial(f"{name}, round {number}", partial(answer_of, *task)) for number, (name, task) in rounds]
+
+
+MEASURES: tuple[Measure, ...] = ()
+
+
+def main(file: str) -> None:
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(Path(file).read_text(encoding="utf-8")):
+        rounds.setdefault(row["trial"].rpartition(", round ")[0], []).append(row["answer"])
     path = DOCS / "timing.json"
     kept = json.loads(path.read_text()) if path.exists() else {"checks": {}, "growth": {}}
-    for key, found in rounds.items():
-        (kept["checks"] if len(key) == 1 else kept["growth"].setdefault(key[0], {}))[key[-1]] = medians(found)
+    for name, found in rounds.items():
+        size, _, value = name.rpartition(": ")
+        if size in GROWING:
+            kept["growth"].setdefault(size, {})[value] = medians(found)
+        else:
+            kept["checks"][name] = medians(found)
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     write_part(DOCS / "performance.md", "checks", cases_table(kept["checks"]))
     write_part(NOTES, "growth of checks", growth_table(kept["growth"]))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

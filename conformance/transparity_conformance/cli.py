@@ -14,9 +14,11 @@ import shlex
 import signal
 import sys
 import tempfile
+import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -63,136 +65,36 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-PORT_HELP = (
-    "file.py:build, file.py:load (with --family or --checkpoint), file.py:Model (with --adapter), model.onnx, "
-    "model.gguf or a Hugging Face folder. A function can also be package.module:name."
-)
-CHECKPOINT_HELP = (
-    "Hugging Face folder with the weights for the check. If PORT is load(folder), PORT is also checked on a small "
-    "model with random weights."
-)
-FAMILY_HELP = (
-    "If PORT is load(folder): its model family, such as llama. PORT is checked on a small model of the "
-    "family, with random weights. Repeatable."
-)
-SET_HELP = "With --family: value for a field of config.json, such as num_hidden_layers=6. Repeatable."
-COMMAND_HELP = (
-    "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
-    "file. The paths of the folder and the file replace {bundle} and {actual} in the command, or follow it."
-)
-BUDGET_HELP = "Time limit for each search for causes, in addition to a fixed limit of computation."
-ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
-RANKS_HELP = "Run PORT on N ranks, as torchrun does, and compare the results with one rank and with the reference."
-BY_LAYER_HELP = (
-    "Check each layer as a separate model, so that only one layer is in memory. Needs --checkpoint and load(folder)."
-)
-QUICK_HELP = "Compare only the forward pass. If it agrees, the verdict is inconclusive (exit code 3)."
-LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint, --config, or --family with --set. Repeatable."
-AGAINST_HELP = (
-    "Compare with another implementation: transformers (with --config or --checkpoint), theirs.py:load or "
-    "theirs.py:Model. Give the option twice to see which of three implementations differs from the other two."
-)
-INPUTS_HELP = (
-    "With --against: Python file that defines `inputs`, a list of calls. Each call is a dict from names of arguments "
-    "to arrays."
-)
-HEAD_HELP = (
-    "Output to compare, for an encoder-only checkpoint or family. Default: the first output that the model has, in the "
-    "order classes, pooled, logits, hidden."
-)
-AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
-EXPORTED_HELP = (
-    "Instead of PRESET: write a bundle for this Hugging Face folder. The bundle has no weights, but names and sha256 "
-    "hashes of the folder's tensors."
-)
-EXPORTED_BY_LAYER_HELP = "With --checkpoint: write a bundle and a checkpoint for each layer."
-
-
 EPILOG = (
     "Example: transparity check my.py:load --family llama. Exit codes: 0 the port agrees, 1 it diverges, 2 the check "
     "could not run, 3 too little was compared."
 )
 
 
-def _argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help, show_default=False)
+OPTIONS: dict[str, Any] = tomllib.loads(files(__package__).joinpath("options.toml").read_text(encoding="utf-8"))
 
-
-def _option(name: str, metavar: str | None, help: str, **settings: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=help, **settings)
-
-
-PortArgument = Annotated[str | None, _argument("PORT", PORT_HELP)]
-Presets = Annotated[list[str] | None, _option("--preset", "NAME", "Preset, at a small size. Repeatable. Default: all.")]
-Config = Annotated[Path | None, _option("--config", "FILE", "Your own configuration, as JSON.")]
-CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
-Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
-Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
-Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
-Timeout = Annotated[
-    float | None,
-    _option("--timeout", "SECONDS", "Time limit for each reply of PORT, or for --command. Default: 300.", min=0.1),
-]
-ReplyTimeout = Annotated[
-    float | None, _option("--timeout", "SECONDS", "Time limit for each reply of PORT. Default: 300.", min=0.1)
-]
-Budget = Annotated[float | None, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
-AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
-JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
-HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as an HTML page.")]
-MarkdownFile = Annotated[
-    Path | None, _option("--markdown", "FILE", "Write the reports as Markdown, for a pull request.")
-]
-Verbose = Annotated[
-    bool, _option("--verbose", None, "Also print every claim, activation and note, and the time of each stage.")
-]
-Taps = Annotated[
-    bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")
-]
-AuditChoice = Annotated[bool | None, _option("--audit/--no-audit", None, AUDIT_HELP, show_default=False)]
-Quick = Annotated[bool, _option("--quick", None, QUICK_HELP)]
-Ranks = Annotated[int, _option("--ranks", "N", RANKS_HELP, min=1, max=64)]
-ByLayer = Annotated[bool, _option("--by-layer", None, BY_LAYER_HELP)]
-Layers = Annotated[str | None, _option("--layers", "0,7,31", "Like --by-layer, but only for these layers.")]
-Length = Annotated[list[int] | None, _option("--length", "N", LENGTH_HELP, min=1)]
-HeadChoice = Annotated[Head | None, _option("--head", None, HEAD_HELP)]
-Precision = Annotated[Dtype, _option("--dtype", None, 'Precision of the port, passed to a build that takes dtype="…".')]
-
-
-Against = Annotated[list[str] | None, _option("--against", "REFERENCE", AGAINST_HELP)]
-InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
-
-
-SECTIONS = {
-    "loss": "the loss of each probe",
-    "gradients": "the gradients of the first probe's loss",
-    "generation": "greedy and sampled continuations of prompts, also of prompts with different lengths",
-    "beams": "continuations of prompts by beam search",
-    "steps": "the logits of cached decoding, in chunks of tokens",
-    "training": "the training of a tiny model with SGD and AdamW",
-    "packed": "the logits of rows with several documents",
-    "adapters": "the logits of the model with LoRA adapters",
-    "resized": "the output for images of other sizes",
-}
+SECTIONS: dict[str, str] = OPTIONS.pop("sections")
 """The options for capabilities, and the result that each option adds to a check."""
 
 
-def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(command, eval_str=True)
+def _listed(command: Callable[..., None]) -> Callable[..., None]:
+    """Give every parameter of a command its row of options.toml, and a flag for each section to `**sections`."""
+    rows = OPTIONS["every"] | OPTIONS[command.__name__.rstrip("_")]
     adds = "With --command: also compare" if command.__name__ == "check" else "Also ask for"
-    flags = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False,
-            annotation=Annotated[bool, _option(f"--{name}", None, f"{adds} {what}.")],
-        )
-        for name, what in SECTIONS.items()
-    ]
-    parameters = [*list(signature.parameters.values())[:-1], *flags]
+    signature, parameters = inspect.signature(command, eval_str=True), list[inspect.Parameter]()
+    for each in signature.parameters.values():
+        if each.kind is not each.VAR_KEYWORD:
+            parameters.append(each.replace(annotation=Annotated[each.annotation, _option(**rows[each.name])]))
+            continue
+        for name, what in SECTIONS.items():
+            kind = Annotated[bool, _option(f"--{name}", help=f"{adds} {what}.")]
+            parameters.append(inspect.Parameter(name, each.KEYWORD_ONLY, default=False, annotation=kind))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _option(flag: str | None = None, **settings: Any) -> Any:
+    return typer.Argument(show_default=False, **settings) if flag is None else typer.Option(flag, **settings)
 
 
 @app.callback()
@@ -205,33 +107,33 @@ def options(
 
 
 @app.command(epilog=EPILOG)
-@_with_capabilities
+@_listed
 def check(
-    port: PortArgument = None,
-    preset: Presets = None,
-    config: Config = None,
-    checkpoint: CheckpointFolder = None,
-    family: Families = None,
-    changes: Changes = None,
-    head: HeadChoice = None,
-    taps: Taps = True,
-    dtype: Precision = Dtype.float32,
-    command: Command = None,
-    timeout: Timeout = None,
-    budget: Budget = None,
-    audit: AuditChoice = None,
-    quick: Quick = False,
-    adapter: AdapterFile = None,
-    by_layer: ByLayer = False,
-    layers: Layers = None,
-    length: Length = None,
-    ranks: Ranks = 1,
-    against: Against = None,
-    inputs: InputsFile = None,
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    markdown_file: MarkdownFile = None,
-    verbose: Verbose = False,
+    port: str | None = None,
+    preset: list[str] | None = None,
+    config: Path | None = None,
+    checkpoint: Path | None = None,
+    family: list[str] | None = None,
+    changes: list[str] | None = None,
+    head: Head | None = None,
+    taps: bool = True,
+    dtype: Dtype = Dtype.float32,
+    command: str | None = None,
+    timeout: float | None = None,
+    budget: float | None = None,
+    audit: bool | None = None,
+    quick: bool = False,
+    adapter: Path | None = None,
+    by_layer: bool = False,
+    layers: str | None = None,
+    length: list[int] | None = None,
+    ranks: int = 1,
+    against: list[str] | None = None,
+    inputs: Path | None = None,
+    json_file: Path | None = None,
+    html_file: Path | None = None,
+    markdown_file: Path | None = None,
+    verbose: bool = False,
     **sections: bool,
 ) -> None:
     """Check whether a port is right and, if not, which line is wrong."""
@@ -280,17 +182,11 @@ def presets() -> None:
 
 
 @app.command()
+@_listed
 def describe(
-    preset: Annotated[
-        str | None, _argument("PRESET", "A preset, a family, `vanilla`, or a configuration in a JSON file.")
-    ] = None,
-    fields: Annotated[
-        bool,
-        _option("--fields", None, "Without PRESET: list the fields of configurations, with their possible values."),
-    ] = False,
-    json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the description as JSON; - is standard output.")
-    ] = None,
+    preset: str | None = None,
+    fields: bool = False,
+    json_file: Path | None = None,
 ) -> None:
     """List the parameters and the activations of a model."""
     with _one_sentence():
@@ -312,10 +208,9 @@ def describe(
 
 
 @app.command()
+@_listed
 def explain(
-    cause: Annotated[
-        str | None, _argument("CAUSE", "The id of a cause in a report. By default, all ids are listed.")
-    ] = None,
+    cause: str | None = None,
 ) -> None:
     """Explain a cause: the right behavior, and the code to check."""
     from transparity_conformance.report.causes import meaning, meanings, page_of
@@ -338,22 +233,15 @@ def explain(
 
 
 @app.command()
+@_listed
 def adapt(
-    port: Annotated[str, _argument("PORT", "file.py:Model, where Model() or Model(config) makes a module.")],
-    preset: Annotated[
-        str | None, _option("--preset", "NAME", "Preset with the configuration of the model, at a small size.")
-    ] = None,
-    config: Config = None,
-    family: Annotated[
-        str | None, _option("--family", "NAME", "Family of the model, at a small size: llama, gpt2 …")
-    ] = None,
-    out: Annotated[
-        Path | None, _option("--out", "FILE", "Write the adapter to a file. By default, it is printed.")
-    ] = None,
-    timeout: ReplyTimeout = None,
-    budget: Annotated[
-        float | None, _option("--budget", "SECONDS", "Time limit for the search for the adapter.", min=0)
-    ] = None,
+    port: str,
+    preset: str | None = None,
+    config: Path | None = None,
+    family: str | None = None,
+    out: Path | None = None,
+    timeout: float | None = None,
+    budget: float | None = None,
 ) -> None:
     """Write an adapter, which maps the tensors of a model to our parameters."""
     with _one_sentence():
@@ -371,19 +259,17 @@ def adapt(
 
 
 @app.command()
-@_with_capabilities
+@_listed
 def export(
-    preset: Annotated[str | None, _argument("PRESET", "A preset, or a configuration in a JSON file.")] = None,
-    folder: Annotated[Path | None, _argument("DIR", "A new or empty folder, or a bundle to replace.")] = None,
-    family: Annotated[str | None, _option("--family", "NAME", "Instead of PRESET: llama, gpt2, bert …")] = None,
-    as_hub: Annotated[Path | None, _option("--as-hub", "DIR", AS_HUB_HELP)] = None,
-    checkpoint: Annotated[Path | None, _option("--checkpoint", "FOLDER", EXPORTED_HELP)] = None,
-    head: HeadChoice = None,
-    by_layer: Annotated[bool, _option("--by-layer", None, EXPORTED_BY_LAYER_HELP)] = False,
-    layers: Layers = None,
-    dtype: Annotated[
-        Dtype, _option("--dtype", None, "Precision of the port, which determines the tolerances.")
-    ] = Dtype.float32,
+    preset: str | None = None,
+    folder: Path | None = None,
+    family: str | None = None,
+    as_hub: Path | None = None,
+    checkpoint: Path | None = None,
+    head: Head | None = None,
+    by_layer: bool = False,
+    layers: str | None = None,
+    dtype: Dtype = Dtype.float32,
     **sections: bool,
 ) -> None:
     """Write a bundle, which is a folder for checking a port in any language."""
@@ -409,14 +295,11 @@ def export(
 
 
 @app.command()
+@_listed
 def fit(
-    module: Annotated[
-        str, _argument("PORT", "file.py:Model or package.module:make; Model() or make() returns a model.")
-    ],
-    json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the configuration to a file; - is standard output.")
-    ] = None,
-    timeout: ReplyTimeout = None,
+    module: str,
+    json_file: Path | None = None,
+    timeout: float | None = None,
 ) -> None:
     """Find the configuration of a model, for `check --config`."""
 
@@ -443,10 +326,11 @@ def fit(
 
 
 @app.command("import")
+@_listed
 def import_(
-    folder: Annotated[Path, _argument("FOLDER", "A Hugging Face folder: config.json and safetensors.")],
-    into: Annotated[Path, _argument("DIR", "A new or empty folder.")],
-    head: HeadChoice = None,
+    folder: Path,
+    into: Path,
+    head: Head | None = None,
 ) -> None:
     """Convert a checkpoint of a known family to our parameter names."""
     with _one_sentence():
@@ -454,18 +338,16 @@ def import_(
 
 
 @app.command()
+@_listed
 def compare(
-    bundle: Annotated[Path, _argument("BUNDLE", "A folder that `transparity export` wrote.")],
-    actual: Annotated[Path, _argument("ACTUAL", "The safetensors file that the port wrote, with its outputs.")],
-    checkpoint: Annotated[
-        Path | None,
-        _option("--checkpoint", "FOLDER", "The Hugging Face folder for which a BUNDLE without weights was written."),
-    ] = None,
-    taps: Taps = True,
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    markdown_file: MarkdownFile = None,
-    verbose: Verbose = False,
+    bundle: Path,
+    actual: Path,
+    checkpoint: Path | None = None,
+    taps: bool = True,
+    json_file: Path | None = None,
+    html_file: Path | None = None,
+    markdown_file: Path | None = None,
+    verbose: bool = False,
 ) -> None:
     """Compare the outputs of a port with the right outputs in a bundle."""
     screen = TerminalOutput(verbose, json_file, html_file, markdown_file)

@@ -1,7 +1,6 @@
 """Build the site: write its pages into a folder, run Zensical on them, and check the result."""
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import shutil
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from docs.site import documents, gallery, noise, notebooks
-from docs.site.causes import runs, section
+from docs.site.causes import sections
 from docs.site.checked import wrongs
 from docs.site.kept import kept
 from docs.site.pages import (
@@ -91,10 +90,7 @@ def _forward() -> dict[str, str]:
 
 
 def _columns() -> dict[str, str]:
-    def make() -> str:
-        return json.dumps([dataclasses.asdict(each) for each in agreements().values()])
-
-    found = json.loads(kept("agreements", _own("side_by_side/probe"), make))
+    found = kept("agreements", _own("side_by_side/probe"), lambda: list(map(dataclasses.asdict, agreements().values())))
     near = {(each["model"], each["tap"]): Agreement(**each) for each in found}
     return column_pages(Columns(watched(), near))
 
@@ -120,12 +116,8 @@ def _filled(page: str, place: str, text: str) -> str:
 
 
 def _causes() -> dict[str, str]:
-    def make() -> str:
-        return json.dumps({name: section(shown) for name, shown in runs().items()})
-
     pages, found = written_pages(), {}
-    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "errors", "figures"), make))
-    for name, shown in sections.items():
+    for name, shown in kept("causes", _own("causes", "errors", "figures"), sections).items():
         page = f"causes/{name}.md"
         text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")
         found[page] = f"{text}{shown}\n[All faults]{last}"

@@ -92,6 +92,10 @@ def _cut(case: str, name: str, length: int) -> Probe:
     return dataclasses.replace(probe, inputs=inputs, name=f"{name}, {length} long")
 
 
+def sections() -> dict[str, str]:
+    return {name: section(shown) for name, shown in runs().items()}
+
+
 def section(shown: list[Run]) -> str:
     run = shown[0]
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"

@@ -10,6 +10,7 @@ from docs.site.figures import heat_map
 
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap, largest
 
 PRECISION = "float32"
 
@@ -27,13 +28,10 @@ class Run:
 
     def error(self, tap: str) -> float:
         """Return the largest error in an activation; infinite if the fault makes NaN or changes the shape."""
-        right, wrong = self.probe.oracle.expected[tap], self.wrong[tap]
-        if right.shape != wrong.shape:
-            return math.inf
-        return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
+        return gap(self.wrong[tap], self.probe.oracle.expected[tap])
 
     def scale(self, tap: str) -> float:
-        return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
+        return largest(self.probe.oracle.expected[tap]) or 1.0
 
     def share(self, tap: str) -> float:
         return self.error(tap) / self.probe.oracle.budget(tap, PRECISION)

@@ -1,10 +1,9 @@
 """The gallery: ten real bugs in small ports, each with the checker's diagnosis and report."""
 
 import dataclasses
-import json
 import tomllib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,33 +82,21 @@ def checked(diagnosis: Diagnosis) -> Report:
 
 
 def shown(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the verdict, the first wrong line, and the report as HTML; a cache keeps them for unchanged code."""
-
-    def make() -> str:
-        report = checked(diagnosis)
-        faults = report.faults
-        sources = [source for fault in faults for source in (fault.source, *(cause.source for cause in fault.causes))]
-        return json.dumps(
-            {
-                "says": sentence(report),
-                "line": _line(diagnosis, sources),
-                "html": as_html([report]).replace(f"{ROOT}/", ""),
-            }
-        )
-
-    inputs = [diagnosis.file.read_bytes(), repr(diagnosis).encode(), Path(__file__).read_bytes()]
-    found: dict[str, Any] = json.loads(kept(f"gallery-{diagnosis.port}", inputs, make))
-    return found
-
-
-def _line(diagnosis: Diagnosis, sources: Iterable[Mapping[str, Any] | None]) -> int | None:
+    """Return the verdict, the first wrong line of the port (if any), and the report as HTML."""
+    report = checked(diagnosis)
+    sources = [each for fault in report.faults for each in (fault.source, *(cause.source for cause in fault.causes))]
     own = (source["line"] for source in sources if source and Path(source["file"]) == diagnosis.file)
-    return next(own, None)
+    return {"says": sentence(report), "line": next(own, None), "html": as_html([report]).replace(f"{ROOT}/", "")}
+
+
+def kept_for(diagnosis: Diagnosis) -> Any:
+    inputs = [diagnosis.file.read_bytes(), repr(diagnosis).encode(), Path(__file__).read_bytes()]
+    return kept(f"gallery-{diagnosis.port}", inputs, partial(shown, diagnosis))
 
 
 def gallery() -> tuple[str, dict[str, str]]:
     """Return the diagnoses as Markdown, and the reports as HTML by their path in the site."""
-    found = {diagnosis: shown(diagnosis) for diagnosis in diagnoses()}
+    found = {diagnosis: kept_for(diagnosis) for diagnosis in diagnoses()}
     reports = {report_place(diagnosis): each["html"] for diagnosis, each in found.items()}
     return "\n".join(_section(diagnosis, each) for diagnosis, each in found.items()), reports
 

@@ -1,10 +1,12 @@
-"""Texts that take long to compute, cached in build/kept until anything that they depend on changes."""
+"""JSON values that take long to compute, cached in build/kept until anything that they depend on changes."""
 
+import json
 import platform
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from docs.site.pages import ROOT
 
@@ -16,17 +18,17 @@ SOURCES = (".py", ".toml", ".jinja", ".txt")
 LIBRARIES = ("numpy", "torch", "jax", "flax", "safetensors")
 
 
-def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Path = KEPT) -> str:
-    """Return the cached text `name`; compute it by `make` if `inputs` or the project's code have changed. Delete older
-    texts of the same name."""
+def kept(name: str, inputs: Iterable[bytes], make: Callable[[], Any], folder: Path = KEPT) -> Any:
+    """Return the cached value `name`; compute it by `make` if `inputs` or the project's code have changed. Delete older
+    values of the same name."""
     path = folder / f"{name}-{digest(code_digest(), *inputs)[:20]}"
     if not path.exists():
-        text = make()
+        text = json.dumps(make(), ensure_ascii=False)
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"{name}-{'?' * 20}"):
             old.unlink()
         path.write_text(text, encoding="utf-8")
-    return path.read_text(encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @cache

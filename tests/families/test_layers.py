@@ -1,11 +1,12 @@
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.families.cases import ONE_SENTENCE
-from tests.helpers import exported
+from tests.helpers import exported, invoke
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
@@ -84,3 +85,32 @@ def test_a_head_that_needs_all_layers_is_refused(head: str, fields: dict[str, An
     with pytest.raises(TransparityError, match=f"has the head {head}, which a model of one layer cannot compute"):
         list(pieces(open_for_pieces(tmp_path, head)))
     assert open_for_pieces(tmp_path, None).config.head == "hidden"
+
+
+WRONG = """
+import torch
+
+from meta.audits.loaders.llama_module import load as right
+
+
+def load(folder):
+    model = right(folder)
+    for block in model.blocks:
+        if float(block.attention.wq.weight[0, 0]) == {number!r}:
+            block.activation = torch.nn.functional.gelu
+    return model
+"""
+"""A loader with a mistake in the layer whose first query weight is `number`."""
+
+
+@pytest.mark.long
+def test_of_all_layers_only_the_one_with_the_mistake_diverges(tmp_path: Path) -> None:
+    config = exported("llama", tmp_path / "whole", num_decoder_layers=3)
+    weights = probe_parameters(config)["decoder.layers.1.self_attention.query.weight"]
+    (tmp_path / "wrong.py").write_text(WRONG.format(number=float(np.float32(weights[0, 0]))))
+    written, port = tmp_path / "report.json", f"{tmp_path / 'wrong.py'}:load"
+    invoke("check", port, "--checkpoint", tmp_path / "whole", "--by-layer", "--no-audit", "--json", written)
+    reports = {each["preset"].rpartition(", ")[2]: each for each in json.loads(written.read_text(encoding="utf-8"))}
+    assert {name for name, each in reports.items() if each["verdict"] != "agrees"} == {"layer 1"}
+    assert {cause["mistake"] for fault in reports["layer 1"]["faults"] for cause in fault["causes"]} == {"activation"}
+    assert {"embedding and head", "layer 0", "layer 2"} <= reports.keys()

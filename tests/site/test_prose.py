@@ -115,7 +115,11 @@ def found_in(path: Path) -> list[tuple[str, list[str]]]:
 
 def subjects() -> list[Path]:
     listed = subprocess.run(
-        ["git", "ls-files", "*.md", "*.py", "*/causes.toml"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "*.md", "*.py", "*/causes.toml", "*/options.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [ROOT / name for name in listed.stdout.splitlines() if not APART.match(name)]
 

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.looping import for_each
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.report.agreement.matrix import Matrix, NotCompared, fold
 from transparity_conformance.report.agreement.terminal import Printout, as_table
-from transparity_conformance.report.agreement.view import Agreement, as_html, as_json, write_html, write_json
+from transparity_conformance.report.agreement.view import as_html, as_json, write_html, write_json
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim, all_claims, make, not_compared
@@ -44,11 +45,11 @@ def broken(share: float = 1e5, note: str = NOTE) -> ClaimEvidence:
 
 
 def printed(matrix: Matrix, width: int = 110, not_compared: list[NotCompared] | None = None) -> str:
-    return plain(Printout(Agreement(matrix, not_compared=not_compared or [])), width)
+    return plain(Printout(replace(matrix, not_compared=not_compared or [])), width)
 
 
 def cell(matrix: Matrix) -> str:
-    return plain(as_table(Agreement(matrix)), 110).splitlines()[-1].split(maxsplit=1)[1].strip()
+    return plain(as_table(matrix), 110).splitlines()[-1].split(maxsplit=1)[1].strip()
 
 
 SHARES = {0.0: "0 %", 1e-6: "<0.1 %", 0.004: "0.40 %", 0.0996: "10 %", 0.43: "43 %", 1.0: "100 %", 1.001: "FAILS >1×"}
@@ -74,7 +75,7 @@ def test_nothing_compared_is_not_agreement() -> None:
     matrix = fold([])
     assert matrix.verdict == "inconclusive"
     assert "nothing was compared" in printed(matrix)
-    assert '<p class="verdict inconclusive">nothing was compared</p>' in as_html(Agreement(matrix))
+    assert '<p class="verdict inconclusive">nothing was compared</p>' in as_html(matrix)
 
 
 def test_an_omitted_comparison_is_blank_and_listed() -> None:
@@ -84,7 +85,7 @@ def test_an_omitted_comparison_is_blank_and_listed() -> None:
     assert re.search(r"^ causal +exact +·$", text, re.MULTILINE)
     assert "masks.causal (theirs float32 eager): it offers no masks" in text
     assert "1 not compared" in text
-    assert "theirs float32 eager: it offers no masks" in as_html(Agreement(matrix, not_compared=left_out))
+    assert "theirs float32 eager: it offers no masks" in as_html(replace(matrix, not_compared=left_out))
     assert printed(matrix, not_compared=[("masks.causal", "theirs float32 eager", "it offers no masks")]) == text
 
 
@@ -94,8 +95,8 @@ def test_a_claim_that_breaks_as_printed_is_named() -> None:
     assert matrix.verdict == "agrees"
     assert cell(matrix) == "10 %¹"
     assert printed(matrix).count(f"¹ {sentence}") == 1
-    assert sentence in as_html(Agreement(matrix))
-    assert as_json(Agreement(matrix))["document_breaks"][0]["says"] == sentence
+    assert sentence in as_html(matrix)
+    assert as_json(matrix)["document_breaks"][0]["says"] == sentence
 
 
 def test_a_claim_that_should_break_and_does_not_fails() -> None:
@@ -116,8 +117,8 @@ def test_an_infinite_share_is_written_as_json(tmp_path: Path) -> None:
     path = tmp_path / "matrix.json"
     skipped = ["test_cuda: needs a GPU"]
     left_out: list[NotCompared] = [("loss.sum", FLAX, "not offered")]
-    matrix = fold([evidence(math.nan), exact(1.0)])
-    write_json(path, Agreement(matrix, {"wall": math.inf, "torch": None}, skipped, left_out))
+    written = {"wall": math.inf, "torch": None}
+    write_json(path, fold([evidence(math.nan), exact(1.0)], written, skipped, left_out))
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -134,7 +135,7 @@ def test_an_infinite_share_is_written_as_json(tmp_path: Path) -> None:
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     path = tmp_path / "matrix.html"
     environment = {"versions": {"numpy": "2"}, "devices": ["cpu"]}
-    write_html(path, Agreement(fold([evidence(), broken(), exact()]), environment))
+    write_html(path, fold([evidence(), broken(), exact()], environment))
     page = path.read_text(encoding="utf-8")
     outside = re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", page)
     assert not outside
@@ -144,7 +145,7 @@ def test_names_are_escaped_and_are_not_markup() -> None:
     name = "<script>alert(1)</script>"
     nasty = evidence(2.0, f"topic.{name}", BackendSubject(name, name), name, note=name, where=name)
     left_out: list[NotCompared] = [(nasty.claim, nasty.subject, name)]
-    page = as_html(Agreement(fold([nasty, broken(note=name)]), {name: name}, [name], left_out))
+    page = as_html(fold([nasty, broken(note=name)], {name: name}, [name], left_out))
     assert name not in page
     assert page.count("<script") == 2
     assert name in printed(fold([nasty]), width=200)
@@ -154,12 +155,12 @@ def test_names_are_escaped_and_are_not_markup() -> None:
 def test_a_cell_with_fewer_cases_than_another_column_is_marked() -> None:
     half = BackendSubject("flax", "float16")
     all_cases = [evidence(0.2, case=case) for case in ("translation", "pre-norm", "notes-lm")]
-    agreement = Agreement(fold([*all_cases, evidence(0.4, subject=half), evidence(0.3, "loss.sum", half)]))
-    text = " ".join(printed(agreement.matrix).split())
+    matrix = fold([*all_cases, evidence(0.4, subject=half), evidence(0.3, "loss.sum", half)])
+    text = " ".join(printed(matrix).split())
     assert "scores 20 % 40 %*" in text and "sum · 30 %" in text
     assert "* Fewer cases than in another column: 1 attention.scores (flax float16): 1 of 3" in text
-    assert "attention.scores (flax float16): 1 of 3" in as_html(agreement)
-    row = as_json(agreement)["claims"][0]
+    assert "attention.scores (flax float16): 1 of 3" in as_html(matrix)
+    row = as_json(matrix)["claims"][0]
     assert (row["cases"], [cell["cases"] for cell in row["cells"]]) == (3, [3, 1])
 
 

@@ -1,5 +1,5 @@
 """Wrong ports that try to pass the check. We wrote them without the catalogue of faults.
 
-Each row of bugs/ is an edit of the independent port, and its story states the mistake. The programs of process.py
-are checked from the command line.
+Each row of bugs/ is an edit of the independent port, and its story states the mistake. The rows of programs.toml are
+checked from the command line.
 """

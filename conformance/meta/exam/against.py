@@ -8,7 +8,7 @@ import importlib
 import inspect
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from meta.exam import measure, run
 from meta.exam.measure import choose
 from meta.pool.bug import Bug, PoolError, changed_lines
 from meta.pool.judge import answer_of, is_line, relative
-from meta.trial import Answer, Share, Trial, share
+from meta.trial import Answer, Measure, Trial
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 
-__all__ = ["choose", "line_of", "shares", "trials"]
+__all__ = ["MEASURES", "choose", "line_of", "trials"]
 
 SUBJECTS = ("hub", "by_hand", "fms_models", "litgpt_models", "scratch")
 """Subjects whose loaders return PyTorch modules."""
@@ -114,17 +114,29 @@ def line_of(trial: Trial, answer: Answer) -> str:
     )
 
 
-def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
-    answered = [(trial.wanted, answer) for trial, answer in found if "missing" not in answer]
-    wrong = [(bug, answer) for bug, answer in answered if not bug.control]
-    diverged = [(bug, answer) for bug, answer in wrong if answer["faults"] and (bug.uses or not bug.is_in_loader)]
-    explained = [all(fault["causes"] for fault in answer["faults"]) for _, answer in diverged]
-    controls = [answer["verdict"] == "agrees" for bug, answer in answered if bug.control]
-    return [
-        share("trials with a result", ["missing" not in answer for _, answer in found], 1.0),
-        share("detected", [answer["verdict"] == "diverges" or answer["error"] for _, answer in wrong], 0.97),
-        share("right line, in the port or the original", [is_right_line(*each) for each in diverged], 0.85),
-        share("right line, in the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),
-        share("explained by edits", explained),
-        share("controls and twins accepted", controls, 1.0),
-    ]
+def _of(
+    title: str, right: Callable[[Bug, Answer], bool | None], target: float = 0.0, *, control: bool = False
+) -> Measure:
+    """Return a measure of the answers to bugs, or to controls and twins."""
+
+    def judge(trial: Trial, answer: Answer) -> bool | None:
+        return right(trial.wanted, answer) if "missing" not in answer and trial.wanted.control == control else None
+
+    return Measure(title, judge, target)
+
+
+def _of_located(title: str, right: Callable[[Bug, Answer], bool], target: float = 0.0) -> Measure:
+    """Return a measure of the answers that report a divergence, if the bug has a line."""
+    return _of(
+        title, lambda bug, it: right(bug, it) if it["faults"] and (bug.uses or not bug.is_in_loader) else None, target
+    )
+
+
+MEASURES = (
+    Measure("trials with a result", lambda _, answer: "missing" not in answer, 1.0),
+    _of("detected", lambda _, answer: answer["verdict"] == "diverges" or bool(answer["error"]), 0.97),
+    _of_located("right line, in the port or the original", is_right_line, 0.85),
+    _of_located("right line, in the port", lambda bug, answer: is_line(bug, answer["faults"][0])),
+    _of_located("explained by edits", lambda _, answer: all(fault["causes"] for fault in answer["faults"])),
+    _of("controls and twins accepted", lambda _, answer: answer["verdict"] == "agrees", 1.0, control=True),
+)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meta.exam.bug import exam, twins
-from meta.exam.rules import RULES, TARGETS, rule_scores, scores
+from meta.exam.rules import RULES, rule_scores, scores
 from meta.page import DOCS, table, with_part
 from meta.pool.judge import judged
 from meta.trial import Answer, Share
@@ -95,8 +95,10 @@ def beside_rules(rows: Rows) -> str:
 
 def answers(rows: Rows) -> str:
     both = zip(scores(judgments(rows, first=True)), scores(judgments(rows)), strict=True)
-    wanted = {title: f"{target:.0%}".replace("%", " %") for title, target in TARGETS.items()}
-    lines = [[now.title, percent(then), percent(now), wanted.get(now.title, "")] for then, now in both]
+    lines = [
+        [now.title, percent(then), percent(now), f"{now.target:.0%}".replace("%", " %") if now.target else ""]
+        for then, now in both
+    ]
     return table(["measure", "before fixes", "current", "wanted"], lines, (1, 2, 3))
 
 

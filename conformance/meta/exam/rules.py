@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meta.trial import Share, share
+from meta.trial import Measure, Share, share, shares
 
 SHORT, LONG = 5, 32
 
@@ -67,30 +67,30 @@ def _passes(rule: Rule, port: np.ndarray | None, right: np.ndarray) -> bool:
 Judgment = Mapping[str, Any]
 """The fields of a `Judged`."""
 
-TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins accepted": 1.0}
+
+def _of_bugs(title: str, right: Callable[[Judgment], bool | None], target: float = 0.0) -> Measure:
+    return Measure(title, lambda _, each: None if each["control"] else right(each), target)
+
+
+MEASURES = (
+    _of_bugs("detected", lambda each: bool(each["detected"]), 0.97),
+    _of_bugs("placed", lambda each: each["placed"]),
+    _of_bugs("named", lambda each: each["named"], 0.85),
+    _of_bugs("falsely named", lambda each: bool(each["falsely"])),
+    _of_bugs("right line", lambda each: each["line"], 0.85),
+    Measure("controls and twins accepted", lambda _, each: not each["detected"] if each["control"] else None, 1.0),
+)
 
 
 def scores(found: Sequence[Judgment]) -> list[Share]:
-    """Return the share of bugs with each judgment, such as detected or named, and the share of accepted controls."""
-    wrong = [each for each in found if not each["control"]]
-    right = [each for each in found if each["control"]]
-    counts = {
-        "detected": [bool(each["detected"]) for each in wrong],
-        "placed": [each["placed"] for each in wrong if each["placed"] is not None],
-        "named": [each["named"] for each in wrong],
-        "falsely named": [bool(each["falsely"]) for each in wrong],
-        "right line": [each["line"] for each in wrong if each["line"] is not None],
-        "controls and twins accepted": [not each["detected"] for each in right],
-    }
-    return [share(title, marks, TARGETS.get(title, 0.0)) for title, marks in counts.items()]
+    return shares(MEASURES, [(None, each) for each in found])
 
 
 def rule_scores(found: Sequence[Judgment]) -> dict[str, tuple[Share, Share]]:
     """Return, for each rule, the share of detected bugs, and the share of rejected controls and twins."""
-    wrong = [each for each in found if not each["control"]]
-    right = [each for each in found if each["control"]]
 
-    def failing(name: str, of: Sequence[Judgment]) -> Share:
-        return share(RULES[name].says, [name in each["rules"] for each in of])
+    def failing(name: str, *, is_control: bool) -> Share:
+        marks = [name in each["rules"] for each in found if bool(each["control"]) is is_control]
+        return share(RULES[name].says, marks)
 
-    return {name: (failing(name, wrong), failing(name, right)) for name in RULES}
+    return {name: (failing(name, is_control=False), failing(name, is_control=True)) for name in RULES}

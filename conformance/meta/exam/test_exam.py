@@ -87,7 +87,7 @@ def test_the_pages_are_what_the_published_results_say() -> None:
 
 def test_a_page_without_a_place_for_a_part_is_refused() -> None:
     with pytest.raises(ValueError, match="has 0 comments that begin the part 'beside rules'"):
-        page.rendered(page.PAGE, "", {})
+        page.rendered(page.PAGE, "", page.read())
 
 
 def test_the_published_results_are_those_of_bugs_that_there_are() -> None:

@@ -21,9 +21,9 @@ from transparity_conformance.oracle.backends import backend
 from transparity_conformance.suite.claims import all_claims
 
 
-def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
-    """Return the first claim that fails for the mutant, `import: …` if it cannot be imported, or None. With `quick`,
-    run only quick claims."""
+def killer(column: str, mutant: Mutant, *, quick: bool) -> dict[str, Any]:
+    """Return the `killer`: the first claim that fails for the mutant, `import: …` if it cannot be imported, or None.
+    With `quick`, run only quick claims."""
     claims = {name: claim for name, claim in all_claims().items() if not claim.needs or column == REFERENCE_COLUMN}
     near = f"{topic(mutant.file)}."
     names = sorted(
@@ -42,14 +42,10 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
                 subjects.append(backend("pytorch"))  # the other column is correct, so the mutant is wrong
             for name, subject, dtype in _questions(names, subjects, near, quick=quick):
                 if caught(name, subject, dtype):
-                    return f"{name} ({dtype})" if dtype else name
+                    return {"killer": f"{name} ({dtype})" if dtype else name}
     except Exception as error:  # noqa: BLE001 - a mutant that cannot even be imported is noticed by everybody
-        return f"import: {type(error).__name__}"
-    return None
-
-
-def answer_of(column: str, mutant: Mutant, *, quick: bool) -> dict[str, Any]:
-    return {"killer": killer(column, mutant, quick=quick)}
+        return {"killer": f"import: {type(error).__name__}"}
+    return {"killer": None}
 
 
 def _questions(
@@ -80,7 +76,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     return [
         Trial(
             f"{options.column}/{mutant.file}.py:{mutant.line}: {mutant.change}",
-            partial(answer_of, options.column, mutant, quick=options.quick),
+            partial(killer, options.column, mutant, quick=options.quick),
         )
         for mutant in drawn
         if (mutant.file, mutant.becomes) not in same

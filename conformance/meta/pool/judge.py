@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from meta.pool.bug import Bug, View
 from meta.trial import Answer, Measure
 from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.findings import remedy
-from transparity_conformance.report.report import Divergence, Report
+from transparity_conformance.report.report import Report
 
 Fault = Mapping[str, Any]
+
+FAULT = ("where", "probe", "source", "causes", "error", "budget", "indistinguishable")
+CAUSE = ("mistake", "says", "at", "residual")
+"""The judged parts of a divergence and of a cause, by their names in a report's JSON."""
 
 NOTHING_ELSE = "The rest agrees."
 """The sentence with which a report promises that nothing else differs."""
@@ -23,37 +25,19 @@ Way = Literal["", "verdict", "error", "audit"]
 
 def answer_of(report: Report, folder: Path) -> dict[str, Any]:
     """Return the judged parts of a report, as JSON values; paths of the port's files are relative to `folder`."""
-    audit = report.audit
-    found: list[tuple[str, str]] = []
-    if audit is not None:
-        found += [(field.name, field.outcome) for field in audit.fields]
-        found += [(tensor.name, tensor.outcome) for tensor in audit.tensors]
-    return {
-        "verdict": report.verdict,
+    shown = report.as_dict()
+    faults = [{key: fault[key] for key in FAULT} for fault in shown["faults"]]
+    for fault in faults:
+        fault["causes"] = [{key: cause[key] for key in CAUSE} for cause in fault["causes"]]
+        if fault["source"]:
+            fault["source"]["file"] = relative(fault["source"]["file"], folder)
+    audited = [each for part in ("fields", "tensors") for each in (shown["audit"] or {}).get(part, ())]
+    return {name: shown[name] for name in ("verdict", "not_compared", "notes")} | {
         "error": "",
-        "faults": [_fault(fault, folder) for fault in report.faults],
-        "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
+        "faults": faults,
+        "audit": {each["name"]: each["outcome"] for each in audited if each["outcome"] in CAUSES},
         "nothing_else": bool(remedy(report)),
-        "not_compared": list(report.not_compared),
-        "notes": list(report.notes),
     }
-
-
-def _fault(fault: Divergence, folder: Path) -> dict[str, Any]:
-    source = dict(fault.source) if fault.source else None
-    if source:
-        source["file"] = relative(source["file"], folder)
-    causes = [
-        {"mistake": each.mistake, "says": each.says, "at": each.at, "residual": _number(each.residual)}
-        for each in fault.causes
-    ]
-    kept = {"where": fault.where, "probe": fault.probe, "source": source, "causes": causes}
-    numbers = {"error": _number(fault.error), "budget": _number(fault.budget)}
-    return kept | numbers | {"indistinguishable": list(fault.indistinguishable)}
-
-
-def _number(value: float) -> float | str:
-    return float(value) if np.isfinite(value) else "inf"
 
 
 def relative(file: str, folder: Path) -> str:
@@ -262,6 +246,14 @@ def _by_bugs(
     return Measure(title, judge, target, kind, view)
 
 
+def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, Answer], tuple[int, int] | None]:
+    return lambda trial, answer: count(trial, answer["draft"]) if "draft" in answer else None
+
+
+def _named_of(step: str) -> Callable[[Any, Answer], tuple[int, int] | None]:
+    return _drafted(lambda trial, draft: (len(draft[step]), len(trial.bugs)))
+
+
 KINDS_OF_TRUTH = {"of any kind": ""} | {f"{kind}s": kind for kind in ("fault", "pair", "triple", "draft")}
 
 MEASURES = (
@@ -286,20 +278,8 @@ MEASURES = (
     _by_bugs("odd faults: detected, and no certain cause named", "odd", "", is_unnamed, 1.0),
     *(_by_bugs(f"no false statement: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
     _by_bugs("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
-)
-
-
-def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, Answer], tuple[int, int] | None]:
-    return lambda trial, answer: count(trial, answer["draft"]) if "draft" in answer else None
-
-
-def _named_of(step: str) -> Callable[[Any, Answer], tuple[int, int] | None]:
-    return _drafted(lambda trial, draft: (len(draft[step]), len(trial.bugs)))
-
-
-DRAFTED = (
     Measure("drafts: bugs named in one run", _named_of("named"), 0.85),
     Measure("drafts: bugs named after fixes", _named_of("fixed"), 0.95),
     Measure("drafts: right line", _drafted(lambda _, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
-"""The measures of drafts, which have several bugs: the shares of named bugs and of right lines."""
+"""The last three are of drafts, which have several bugs: the shares of named bugs and of right lines."""

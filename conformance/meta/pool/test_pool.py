@@ -22,10 +22,9 @@ from meta.pool.trials import (
     kind_of,
     sampled,
     several_trials,
-    shares,
     single_trials,
 )
-from meta.trial import Measure
+from meta.trial import Measure, shares
 from transparity_conformance.capabilities.faults import FAULTS
 from transparity_conformance.report.report import Cause, Divergence, Report
 
@@ -173,7 +172,7 @@ def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
     trials = [
         Trial(each.kind, "pre-norm", single.get(each.kind, (SCALE, BIAS)), each.view or "taps") for each in MEASURES
     ]
-    reached = [share.title for share in shares([(trial, answer()) for trial in trials]) if share.is_reached]
+    reached = [share.title for share in shares(MEASURES, [(trial, answer()) for trial in trials]) if share.is_reached]
     assert reached == ["no false alarm"]
 
 

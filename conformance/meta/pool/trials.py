@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from meta.pool.bug import Bug, PoolError, View, lines_with
-from meta.pool.judge import DRAFTED, MEASURES, answer_of, bugs_named, falsehoods, is_line, names, says
+from meta.pool.judge import MEASURES, answer_of, bugs_named, falsehoods, is_line, names, says
 from meta.pool.port import CASES, VIEWS, all_act, changed, modules_with, pool, port_with
-from meta.trial import Answer, Share
-from meta.trial import shares as counted
+from meta.trial import Answer
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import tap_shapes
@@ -225,10 +224,6 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
     found = [each for each in every if options.only in str(each)]
     return sampled(found, options.sample, options.seed) if options.sample else found
-
-
-def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
-    return counted((*MEASURES, *DRAFTED), found)
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:

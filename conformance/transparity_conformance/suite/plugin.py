@@ -84,7 +84,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from transparity_conformance.oracle.backends import REFERENCE, named
     from transparity_conformance.report.agreement.matrix import fold
     from transparity_conformance.report.agreement.terminal import Printout
-    from transparity_conformance.report.agreement.view import Agreement, write_html, write_json
+    from transparity_conformance.report.agreement.view import write_html, write_json
     from transparity_conformance.suite.claims import all_claims
 
     # Evidence from xdist has no fixed order, so sort rows by claim and columns by backend, with the reference last.
@@ -95,18 +95,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     def place(item: ClaimEvidence) -> tuple[int, int]:
         return claims.get(item.claim, len(claims)), backends.get(item.subject.backend, -1)
 
-    matrix = fold(sorted(ledger.evidence, key=place))
+    described = dict(sorted(ledger.environment.items()))
+    matrix = fold(sorted(ledger.evidence, key=place), described, ledger.skipped, ledger.not_compared)
     folder = Path(config.rootpath, config.getoption("--agreement"))
     folder.mkdir(parents=True, exist_ok=True)
-    agreement = Agreement(matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared)
-    write_json(folder / "agreement.json", agreement)
-    write_html(folder / "agreement.html", agreement)
+    write_json(folder / "agreement.json", matrix)
+    write_html(folder / "agreement.html", matrix)
 
     terminalreporter.section("agreement matrix: the worst error as a share of its budget")
     width = int(os.environ.get("COLUMNS", "0")) or max(110, terminalreporter._tw.fullwidth)
     console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
     with console.capture() as captured:
-        console.print(Printout(agreement))
+        console.print(Printout(matrix))
     terminalreporter.write(captured.get())
     for name in ("agreement.json", "agreement.html"):
         terminalreporter.write_line(f"written: {os.path.relpath(folder / name)}")

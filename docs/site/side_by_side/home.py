@@ -1,6 +1,5 @@
 """Generated parts of the home page: a comparison of two implementations, and the three columns as text."""
 
-import json
 import re
 import tempfile
 from collections.abc import Mapping
@@ -46,19 +45,17 @@ def files() -> dict[str, str]:
     return {name: text for text, name in found}
 
 
+def compared() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files().items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        report = check(f"{folder}/mine.py:Port", against=f"{folder}/theirs.py:Theirs", inputs=f"{folder}/inputs.py")
+    fault = report.faults[0]
+    return {"says": sentence(report), "yours": fault.source, "theirs": fault.reference_source}
+
+
 def answer() -> str:
-    def make() -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in files().items():
-                (Path(folder) / name).write_text(text, encoding="utf-8")
-            report = check(f"{folder}/mine.py:Port", against=f"{folder}/theirs.py:Theirs", inputs=f"{folder}/inputs.py")
-        fault = report.faults[0]
-        return json.dumps({"says": sentence(report), "yours": fault.source, "theirs": fault.reference_source})
-
-    return section(json.loads(kept("home", [PAGE.read_bytes(), Path(__file__).read_bytes()], make)))
-
-
-def section(found: Mapping[str, Any]) -> str:
+    found = kept("home", [PAGE.read_bytes(), Path(__file__).read_bytes()], compared)
     both = "\n".join(f"<div markdown>\n{_around(found[side])}\n</div>" for side in ("yours", "theirs"))
     title = "## Two implementations, side by side"
     link = "[Check a port of any model against another implementation of it](against.md)"

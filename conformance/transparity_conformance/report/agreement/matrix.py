@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from typing import Any, Literal, TypeVar
 
 from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Column
-from transparity_conformance.report.formatting import format_share, plain
+from transparity_conformance.report.formatting import count, format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
 """A claim, a backend (or its name), and the reason why they were not compared."""
@@ -143,6 +143,9 @@ class Matrix:
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
     cells: Mapping[tuple[str, Column], Cell]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    skipped: Sequence[str] = ()
+    not_compared: Sequence[NotCompared] = ()
 
     @property
     def groups(self) -> Iterator[Group]:
@@ -183,12 +186,69 @@ class Matrix:
     def topics(self) -> dict[str, list[str]]:
         return _topics(self.claims)
 
+    @property
+    def summary(self) -> str:
+        return "; ".join([*self.extent, self.headline])
 
-def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
+    @cached_property
+    def extent(self) -> list[str]:
+        """The number of comparisons, the worst, and how many were skipped or left out."""
+        cells = self.cells.values()
+        backends = len({column.backend for column in self.columns})
+        comparisons = sum(cell.comparisons for cell in cells)
+        counts = [count(len(self.claims), "claim"), count(comparisons, "comparison")]
+        parts = [f"{', '.join(counts)} over {count(backends, 'backend')}"]
+        worst = max((cell.worst for cell in cells if cell.worst), key=badness, default=None)
+        if worst is not None and worst.share != 0:
+            place = f"{worst.claim}, {worst.subject}, {worst.case}: {worst.where}"
+            parts.append(f"largest error {format_share(worst.share)} of its tolerance ({place})")
+        left_out = ((self.skipped, "skipped"), (self.not_compared, "not compared"))
+        return parts + [f"{len(items):,} {label}" for items, label in left_out if items]
+
+    @property
+    def headline(self) -> str:
+        failing = {group.worst.claim for group in self.disagreements}
+        if failing:
+            return f"{len(failing)} of {count(len(self.claims), 'claim')} FAIL" + "S" * (len(failing) == 1)
+        return "all agree" if self.cells else "nothing was compared"
+
+    @property
+    def families(self) -> dict[str, list[Column]]:
+        return {family: list(each) for family, each in groupby(self.columns, lambda column: column.family)}
+
+    @property
+    def lists(self) -> dict[str, Sequence[str]]:
+        fewer = f"{FEWER} Fewer cases than in another column"
+        return {fewer: _fewer_cases(self), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
+
+
+def fold(
+    evidence: Iterable[ClaimEvidence],
+    environment: Mapping[str, Any] | None = None,
+    skipped: Sequence[str] = (),
+    not_compared: Sequence[NotCompared] = (),
+) -> Matrix:
     cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
     columns = _in_order(list(dict.fromkeys(column for _, column in cells)))
-    return Matrix(tuple(claims), tuple(columns), {where: Cell(tuple(groups)) for where, groups in cells.items()})
+    by_place = {where: Cell(tuple(groups)) for where, groups in cells.items()}
+    return Matrix(tuple(claims), tuple(columns), by_place, environment or {}, skipped, not_compared)
+
+
+def _fewer_cases(matrix: Matrix) -> list[str]:
+    fewer = (
+        ((len(cell.cases), most, claim), str(column))
+        for (claim, column), cell in matrix.cells.items()
+        if len(cell.cases) < (most := matrix.most_cases(claim))
+    )
+    claims = grouped(((cases, most, ", ".join(names)), claim) for (cases, most, claim), names in grouped(fewer).items())
+    return [f"{', '.join(names)} ({of}): {cases} of {most}" for (cases, most, of), names in claims.items()]
+
+
+def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
+    subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
+    claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
+    return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
 
 
 def column_of(subject: BackendSubject) -> Column:

@@ -12,16 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from transparity_conformance.report.agreement.matrix import Cell, Matrix, name_of
-from transparity_conformance.report.agreement.view import Agreement
 from transparity_conformance.report.comparison import Column
 from transparity_conformance.report.terminal import hanging
 
 STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
-def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
+def as_table(matrix: Matrix, columns: Sequence[Column] | None = None) -> Table:
     """Return a row for each claim; cells show the largest share of a budget that an error uses."""
-    matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
     table.add_column(Text("worst share of the budget", style="dim"), no_wrap=True, vertical="bottom")
@@ -66,31 +64,31 @@ def _style(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Printout:
-    agreement: Agreement
+    matrix: Matrix
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        matrix = self.agreement.matrix
-        for columns in _fitting(self.agreement, console, options) if matrix.cells else ():
-            yield as_table(self.agreement, columns)
+        matrix = self.matrix
+        for columns in _fitting(matrix, console, options) if matrix.cells else ():
+            yield as_table(matrix, columns)
             yield ""
         for note in matrix.footnotes:
             yield hanging(f"{note.mark} ", str(note), "" if note.agrees else "bold red")
         yield from _list("Disagreements", [str(group.worst) for group in matrix.disagreements], "red", at_most=20)
-        for title, lines in self.agreement.lists.items():
+        for title, lines in matrix.lists.items():
             yield from _list(title, lines)
         style = {"agrees": "bold green", "diverges": "bold red"}.get(matrix.verdict, "bold yellow")
-        yield Text(self.agreement.summary, style=style)
+        yield Text(matrix.summary, style=style)
 
 
-def _fitting(agreement: Agreement, console: Console, options: ConsoleOptions) -> list[list[Column]]:
+def _fitting(matrix: Matrix, console: Console, options: ConsoleOptions) -> list[list[Column]]:
     """Split the columns into tables that fit the terminal, by backend if possible."""
 
     def fits(columns: list[Column]) -> bool:
         wide = options.update(width=10_000)
-        return Measurement.get(console, wide, as_table(agreement, columns)).maximum <= options.max_width
+        return Measurement.get(console, wide, as_table(matrix, columns)).maximum <= options.max_width
 
     cut: list[list[Column]] = [[]]
-    for family in agreement.families.values():
+    for family in matrix.families.values():
         for columns in [family] if fits(family) else [[column] for column in family]:
             cut = [*cut[:-1], cut[-1] + columns] if not cut[-1] or fits(cut[-1] + columns) else [*cut, columns]
     return cut

@@ -6,101 +6,35 @@ import functools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from transparity_conformance.report.agreement.matrix import (
     BLANK,
-    FEWER,
     Cell,
     Footnote,
     Group,
     Matrix,
-    NotCompared,
-    badness,
     column_of,
-    grouped,
     name_of,
 )
 from transparity_conformance.report.comparison import ClaimEvidence, Column
-from transparity_conformance.report.formatting import count, format_share, plain, scientific, template
+from transparity_conformance.report.formatting import format_share, plain, scientific, template
 
 
-@dataclass(frozen=True)
-class Agreement:
-    matrix: Matrix
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    skipped: Sequence[str] = ()
-    not_compared: Sequence[NotCompared] = ()
-
-    @property
-    def summary(self) -> str:
-        return "; ".join([*self.extent, self.headline])
-
-    @cached_property
-    def extent(self) -> list[str]:
-        """The number of comparisons, the worst, and how many were skipped or left out."""
-        cells = self.matrix.cells.values()
-        backends = len({column.backend for column in self.matrix.columns})
-        comparisons = sum(cell.comparisons for cell in cells)
-        counts = [count(len(self.matrix.claims), "claim"), count(comparisons, "comparison")]
-        parts = [f"{', '.join(counts)} over {count(backends, 'backend')}"]
-        worst = max((cell.worst for cell in cells if cell.worst), key=badness, default=None)
-        if worst is not None and worst.share != 0:
-            place = f"{worst.claim}, {worst.subject}, {worst.case}: {worst.where}"
-            parts.append(f"largest error {format_share(worst.share)} of its tolerance ({place})")
-        left_out = ((self.skipped, "skipped"), (self.not_compared, "not compared"))
-        return parts + [f"{len(items):,} {label}" for items, label in left_out if items]
-
-    @property
-    def headline(self) -> str:
-        failing = {group.worst.claim for group in self.matrix.disagreements}
-        if failing:
-            return f"{len(failing)} of {count(len(self.matrix.claims), 'claim')} FAIL" + "S" * (len(failing) == 1)
-        return "all agree" if self.matrix.cells else "nothing was compared"
-
-    @property
-    def families(self) -> dict[str, list[Column]]:
-        return {family: list(each) for family, each in groupby(self.matrix.columns, lambda column: column.family)}
-
-    @property
-    def lists(self) -> dict[str, Sequence[str]]:
-        fewer = f"{FEWER} Fewer cases than in another column"
-        return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
-
-
-def _fewer_cases(matrix: Matrix) -> list[str]:
-    fewer = (
-        ((len(cell.cases), most, claim), str(column))
-        for (claim, column), cell in matrix.cells.items()
-        if len(cell.cases) < (most := matrix.most_cases(claim))
-    )
-    claims = grouped(((cases, most, ", ".join(names)), claim) for (cases, most, claim), names in grouped(fewer).items())
-    return [f"{', '.join(names)} ({of}): {cases} of {most}" for (cases, most, of), names in claims.items()]
-
-
-def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
-    subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
-    claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
-    return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
-
-
-def write_json(path: str | Path, agreement: Agreement) -> None:
-    text = json.dumps(as_json(agreement), allow_nan=False, ensure_ascii=False)
+def write_json(path: str | Path, matrix: Matrix) -> None:
+    text = json.dumps(as_json(matrix), allow_nan=False, ensure_ascii=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def as_json(agreement: Agreement) -> dict[str, Any]:
+def as_json(matrix: Matrix) -> dict[str, Any]:
     """Return the verdict, the cells of each claim, and the worst comparison by claim, backend and case."""
-    matrix = agreement.matrix
     fields: dict[str, Any] = {
         "format_version": 1,
         "verdict": matrix.verdict,
-        "summary": agreement.summary,
-        "environment": agreement.environment,
+        "summary": matrix.summary,
+        "environment": matrix.environment,
         "columns": matrix.columns,
         "claims": [
             {"id": claim, "cases": matrix.most_cases(claim), "cells": list(map(_cell, matrix.row(claim).values()))}
@@ -113,9 +47,9 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
         "evidence": [group.as_dict() for group in matrix.groups],
         "not_compared": [
             {"claim": claim, "subject": str(subject), "reason": reason}
-            for claim, subject, reason in agreement.not_compared
+            for claim, subject, reason in matrix.not_compared
         ],
-        "skipped": agreement.skipped,
+        "skipped": matrix.skipped,
     }
     found: dict[str, Any] = plain(fields)
     return found
@@ -136,16 +70,14 @@ def _cell(cell: Cell) -> dict[str, Any] | None:
     }
 
 
-def write_html(path: str | Path, agreement: Agreement) -> None:
-    Path(path).write_text(as_html(agreement), encoding="utf-8")
+def write_html(path: str | Path, matrix: Matrix) -> None:
+    Path(path).write_text(as_html(matrix), encoding="utf-8")
 
 
-def as_html(agreement: Agreement) -> str:
-    matrix = agreement.matrix
+def as_html(matrix: Matrix) -> str:
     functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}
-    given = {"agreement": agreement, "matrix": matrix, "details": _details(matrix, agreement)}
-    return template("matrix.html.jinja").render(**given, **functions)
+    return template("matrix.html.jinja").render(matrix=matrix, details=_details(matrix), **functions)
 
 
 def _joined(value: object) -> str:
@@ -163,10 +95,10 @@ def _sizes(note: Footnote) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
+def _details(matrix: Matrix) -> dict[str, dict[str, Any]]:
     columns = {str(group.worst.subject): column_of(group.worst.subject) for group in matrix.groups}
     reasons: dict[tuple[str, Column | None], list[str]] = defaultdict(list)
-    for claim, subject, reason in agreement.not_compared:
+    for claim, subject, reason in matrix.not_compared:
         reasons[claim, columns.get(str(subject))].append(f"{subject}: {reason}")
     return {
         _place(matrix, *where): _detail(*where, matrix.cells.get(where, BLANK), reasons.get(where, []))

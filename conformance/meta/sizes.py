@@ -71,9 +71,9 @@ def measured(folder: str, positions: int) -> Iterator[dict[str, Any]]:
     yield {"import": imported - began, "oracle": time.process_time() - imported, "peak": peak_memory()}
 
 
-def peak_memory(process: int | str = "self") -> int:
-    """Return the peak memory of a process since its start, in bytes; `getrusage` would include the parent's."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+def peak_memory() -> int:
+    """Return the peak memory of this process, in bytes; `getrusage` would include the parent's."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -174,22 +175,24 @@ def _read_head(found: FoundFields, parts: Parts) -> None:
 
 def _read_pooling(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     tokens, stack = parts.heard.inputs.get("tokens"), parts.stacks[0]
-    pads: list[dict[str, int | None]] = [{}]
-    if tokens is not None and found.fields["padding"] == "token":
-        size = found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
-        ends = np.tile(tokens[:1], (len(may_pad(size)), 1))
-        ends[:, -1] = may_pad(size)  # only padding at the end shows that the last token before the padding is pooled
-        given = with_further(subject, {"tokens": ends}, {})
-        calls = [*calls, RecordedCall(given, subject.call(given), (), {})]
-        pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *range(size)))]
-    every = [] if tokens is None else np.unique(np.concatenate([call.inputs["tokens"].ravel() for call in calls]))
+    ends, pads = list[int](), [dict[str, int | None]()]
+    if tokens is not None:
+        by_tokens = found.fields["padding"] == "token"
+        if by_tokens:  # only padding at the end shows that the last token before the padding is pooled
+            padding = may_pad(found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"])
+            rows = np.concatenate([np.tile(tokens[:1, :-1], (len(padding), 1)), padding[:, None]], axis=1)
+            given = with_further(subject, {"tokens": rows}, {})
+            calls = [*calls, RecordedCall(given, subject.call(given), (), {})]
+        ends = np.unique(np.concatenate([call.inputs["tokens"].ravel() for call in calls])).tolist()
+        if by_tokens:
+            pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *ends))]
     states, tree = [found.computed(call.inputs, f"{stack}.output") for call in calls], nest(found.parameters)
 
-    def is_right(fields: dict[str, object]) -> bool:
+    def is_right(fields: Mapping[str, Any]) -> bool:
         config = found.config(**fields)
         pooled = (pooled_states(fields, each, call.inputs) for each, call in zip(states, calls, strict=True))
         return all(
             is_same(HEADS[config.head](config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)
         )
 
-    found.choose(pooling_fields(list(map(int, every)), pads), is_right)
+    found.choose(pooling_fields(ends, pads), is_right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,15 @@ class Recurrence(Sublayer):
     @property
     def tensor(self) -> str:
         return self.maps["output"].name
+
+    @functools.cached_property
+    def kernel(self) -> np.ndarray:
+        return np.concatenate([each.kernel for each in self.convolutions])
+
+    @functools.cached_property
+    def bias(self) -> np.ndarray | None:
+        biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in self.convolutions]
+        return np.concatenate(biases) if any(each.bias is not None for each in self.convolutions) else None
 
     @property
     def used(self) -> set[str]:
@@ -156,9 +166,6 @@ def _assigned(
     elif len(left) != wide + heads:
         return
     keys = (len(convolved) - wide) // 2
-    kernel = np.concatenate([each.kernel for each in one.convolutions])
-    biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in one.convolutions]
-    has_bias = any(each.bias is not None for each in one.convolutions)
     widths = {"query": keys, "key": keys, "value": wide}
     orders = dict.fromkeys((*USUAL, *itertools.permutations(widths)))
     groups = [each for each in range(1, heads + 1) if heads % each == 0 and keys % each == 0]
@@ -170,9 +177,9 @@ def _assigned(
         roles |= {"gate": [each for each in left if each not in beta]} | ({"beta": beta} if beta else {})
         vectors = {**rates.vectors, "gated_norm.weight": gain} | ({"D": skip} if skip else {})
         parameters = {role: values[name] for role, name in vectors.items()}
-        parameters |= {f"{role}_convolution.weight": kernel[at] for role, at in places.items()}
-        if has_bias:
-            parameters |= {f"{role}_convolution.bias": np.concatenate(biases)[at] for role, at in places.items()}
+        parameters |= {f"{role}_convolution.weight": one.kernel[at] for role, at in places.items()}
+        if one.bias is not None:
+            parameters |= {f"{role}_convolution.bias": one.bias[at] for role, at in places.items()}
         maps = {role: columns.linear(features) for role, features in roles.items()} | {"output": one.maps["output"]}
         fields = {
             "mixer": mixer,
@@ -180,8 +187,7 @@ def _assigned(
             "recurrent_key_heads": shared,
             "recurrent_key_dim": keys // shared,
             "recurrent_value_dim": wide // heads,
-            "convolution_width": kernel.shape[1],
-            "convolution_bias": has_bias,
+            "convolution_width": one.kernel.shape[1],
         }
         yield _Reading(fields, maps, parameters, vectors, rates)
 

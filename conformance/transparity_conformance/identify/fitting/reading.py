@@ -38,7 +38,7 @@ def read_attention(found: FoundFields, parts: Parts, values: Arrays) -> None:
         first = next((name for name in parts.every(Attention, "self_attention") if name.startswith(stack)), None)
         if first is not None:
             query, key = normed[f"{first}.query"], normed[f"{first}.key"]
-            _read_scores(found, parts, values, parts.every(Attention)[first], query, key, is_encoder=stack == "encoder")
+            _read_scores(found, parts, values, parts.every(Attention)[first], query, key, stack)
 
 
 def _norms_of(
@@ -62,39 +62,21 @@ def _read_scores(
     attention: Attention,
     query: np.ndarray,
     key: np.ndarray,
-    *,
-    is_encoder: bool,
+    stack: str,
 ) -> None:
-    """Add the scale and the positions. The score of a token with itself contains no rotation or distance."""
+    """Add the scale and the positions."""
     scores, products = scores_of(attention.softmax, parts.heard.operations), raw_scores(query, key)
     visible = np.broadcast_to(~scores.masked[:, None], products.shape)
-    raw, own, shown = (np.diagonal(each, 0, -2, -1) for each in (products, scores.values, visible))
-    tables = {"": np.zeros((1, attention.heads))}
-    tables |= {each: value for each, value in values.items() if value.ndim == 2 and value.shape[1] == attention.heads}
-    tried: list[tuple[float, int, Scale, str, np.ndarray]] = []
-    for name, table in tables.items():
-        plain = (own - table[0][None, :, None])[shown]
-        scale = scale_of(raw[shown], plain)
-        tried.append((difference(scale(raw[shown]), plain), len(tried), scale, name, plain))
-    least, _, scale, name, plain = min(tried, key=lambda each: each[:2])
-    if least > SAME:
-        raise FitError(
-            "The score of a token with itself is neither a constant times query · key nor a softcap of this "
-            "product; expected either form."
-        )
-    error = lambda factor: difference(Scale(factor, scale.softcap)(raw[shown]), plain)
-    sizes = {"head_dim": attention.head_dim, "embed_dim": found.fields["embed_dim"], "none": 1}
-    found.put_factor("attention", scale.factor, {each: size**-0.5 for each, size in sizes.items()}, error)
-    found.fields["attention_softcap"] = scale.softcap
+    scale, table = _read_scale(found, attention, values, scores.values, products, visible)
     left = np.where(visible, scores.values - scale(products), 0.0)
-    if not name and np.abs(left).max() <= SAME * np.abs(scores.values[visible]).max(initial=1.0):
+    if table is None and np.abs(left).max() <= SAME * np.abs(scores.values[visible]).max(initial=1.0):
         return
     apart = distances(np.arange(query.shape[2]), query.shape[2])
 
     def is_left(bias: np.ndarray) -> bool:
         return is_same(np.where(visible, bias, 0.0), left)
 
-    if name and _read_relative(found, tables[name], is_left, apart, is_encoder=is_encoder):
+    if table is not None and _read_relative(found, stack, table, is_left, apart):
         return
     if is_left(-alibi_slopes(attention.heads)[:, None, None] * np.abs(apart)):
         found.fields["positions"] = "alibi"
@@ -108,13 +90,44 @@ def _read_scores(
     found.fields |= fields | ({"rotary_dim": None} if fields["rotary_dim"] == attention.head_dim else {})
 
 
+def _read_scale(
+    found: FoundFields,
+    attention: Attention,
+    values: Arrays,
+    scores: np.ndarray,
+    products: np.ndarray,
+    visible: np.ndarray,
+) -> tuple[Scale, np.ndarray | None]:
+    """Add the scale and the softcap, and return them with the table of relative positions, if any. The score of a token
+    with itself contains no rotation and no distance."""
+    raw, own, shown = (np.diagonal(each, 0, -2, -1) for each in (products, scores, visible))
+    tables = [each for each in values.values() if each.ndim == 2 and each.shape[1] == attention.heads]
+    tried: list[tuple[float, int, Scale, np.ndarray | None, np.ndarray]] = []
+    for table in (None, *tables):
+        plain = (own - (0 if table is None else table[0][None, :, None]))[shown]
+        scale = scale_of(raw[shown], plain)
+        tried.append((difference(scale(raw[shown]), plain), len(tried), scale, table, plain))
+    least, _, scale, best, without_bias = min(tried, key=lambda each: each[:2])
+    if least > SAME:
+        raise FitError(
+            "The score of a token with itself is neither a constant times query · key nor a softcap of this "
+            "product; expected either form."
+        )
+    error = lambda factor: difference(Scale(factor, scale.softcap)(raw[shown]), without_bias)
+    sizes = {"head_dim": attention.head_dim, "embed_dim": found.fields["embed_dim"], "none": 1}
+    found.put_factor("attention", scale.factor, {name: size**-0.5 for name, size in sizes.items()}, error)
+    found.fields["attention_softcap"] = scale.softcap
+    return scale, best
+
+
 def _read_relative(
-    found: FoundFields, rows: np.ndarray, is_left: Callable[[np.ndarray], bool], apart: np.ndarray, *, is_encoder: bool
+    found: FoundFields, stack: str, rows: np.ndarray, is_left: Callable[[np.ndarray], bool], apart: np.ndarray
 ) -> bool:
     """Add the fields of relative positions and return True if the scores' bias consists of `rows`."""
-    buckets, exact = len(rows), len(rows) // (4 if is_encoder else 2)
+    buckets, both = len(rows), stack == "encoder"
+    exact = buckets // (4 if both else 2)
     candidates = dict.fromkeys([128, 64, 256, *range(exact + 1, 4 * buckets + 2 * len(apart))])
-    of_each = {each: relative_buckets(apart, buckets, each, both=is_encoder) for each in candidates if each > exact}
+    of_each = {each: relative_buckets(apart, buckets, each, both=both) for each in candidates if each > exact}
     fitting = [each for each, bucket in of_each.items() if is_left(rows[bucket].transpose(2, 0, 1))]
     if not fitting:
         return False
@@ -123,7 +136,7 @@ def _read_relative(
     found.fields |= {"relative_bias": True} if is_beside else {"positions": "relative"}
     found.fields["relative_buckets"] = buckets
     found.fields["relative_max_distance"] = before if before in fitting else fitting[0]
-    found.parameters[f"{'encoder' if is_encoder else 'decoder'}.relative_bias.weight"] = rows
+    found.parameters[f"{stack}.relative_bias.weight"] = rows
     found.relative_distances = [each for each in fitting if before is None or each in found.relative_distances]
     if len(found.relative_distances) > 1:
         low, high = min(found.relative_distances), max(found.relative_distances)

@@ -132,32 +132,29 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
-    """Return the attention, and the part of a fused map that the attention does not read. Without the value's features,
-    the features start with query and key. If the value's features are not consecutive, query, key and value alternate
-    by groups of heads."""
+    """Return the attention, and the part of a fused map that it does not read. Query and key are the first features
+    besides the value's. If the value's features are apart, query, key and value alternate by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
     shared = (heads * batch * queries, heads * batch * keys)  # the rows of a map that is applied to every head
-    every = [
-        each
-        for one in projections
-        for each in (one.over_heads(heads, width // heads) if len(one.made) in shared else [one])
-    ]
+    every: list[Linear] = []
+    for one in projections:
+        every += one.over_heads(heads, width // heads) if len(one.made) in shared else [one]
     columns = Columns([one for one in every if len(one.made) == batch * keys])
     rest = [one for one in every if one not in columns.maps]  # in cross-attention: the maps of the query
-    own, wide = (Columns(rest), 0) if rest else (columns, width)
+    own = Columns(rest) if rest else columns
     names = tuple(each for one in every for each in (one.name, one.bias_name) if each is not None)
     for value, gate in _values(softmax, columns, own, output):
         left = columns.without(value, () if rest else gate)
         groups = 1 if max(value) - min(value) < len(value) else len(value) * heads // width
-        of_query, of_key = wide // groups, len(value) // groups
+        of_query, of_key = 0 if rest else width // groups, len(value) // groups
         if len(left) % groups or len(left) < groups * (of_query + of_key):
             continue
-        rows = np.reshape(left, (groups, -1))
-        first = of_key if keys_first else of_query
-        both = [part.ravel().tolist() for part in np.split(rows, (first, of_query + of_key), axis=1)]
-        query, key = both[:2][::-1] if keys_first else both[:2]
+        ends = of_key if keys_first else of_query, of_query + of_key
+        rows = np.split(np.reshape(left, (groups, -1)), ends, axis=1)
+        query, key, unread = (part.ravel().tolist() for part in rows)
+        query, key = (key, query) if keys_first else (query, key)
         maps = {
             "query": own.linear(own.without(gate) if rest else query),
             "key": columns.linear(key),
@@ -166,7 +163,7 @@ def _attention(
             "output": output,
         }
         if gate or is_same(_context(softmax, maps["value"].made, width // heads), output.given):
-            return Attention(maps, softmax, names), [columns.linear(both[2])] if both[2] else []
+            return Attention(maps, softmax, names), [columns.linear(unread)] if unread else []
     raise FitError(
         f"The context of an attention with {heads} heads is not a weighted sum of the results of the "
         f"preceding linear maps; {_FORMS}"

@@ -133,7 +133,7 @@ def _maps(router: Linear, values: Arrays) -> Iterator[tuple[Arrays, tuple[str, .
 
 def _of_each_expert(count: int, values: Arrays) -> Iterator[Stack]:
     """Yield each stack of `count` matrices and its transpose; a stack is one array, or matrices with numbered names."""
-    found = [(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
+    found: list[Stack] = [(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups: dict[tuple[str, str], dict[int, str]] = {}
     for name in (name for name, value in values.items() if value.ndim == 2):
         for number in re.finditer(r"\d+", name):

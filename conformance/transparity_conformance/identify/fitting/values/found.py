@@ -46,7 +46,7 @@ class FoundFields:
         """Determine `fields`, which only decide which parameters exist: the reference must have all parameters that
         were found, and as few others as possible. A field comes after the fields on which its effect depends."""
         for name in fields:
-            default = TransformerConfig.__dataclass_fields__[name].default
+            default = bool(TransformerConfig.__dataclass_fields__[name].default)
             ways: dict[bool, tuple[int, int]] = {}
             for value in (default, not default):
                 with contextlib.suppress(ConfigError):

@@ -52,10 +52,8 @@ def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, cal
 
 
 def _read_sizes(found: FoundFields, parts: Parts) -> None:
-    found.fields |= {"architecture": "encoder-decoder" if len(parts.stacks) == 2 else parts.last, **parts.head.fields}
+    found.fields |= parts.head.fields
     for name, each in parts.embeddings.items():
-        if each.reads_tokens:
-            found.fields[f"{'source' if name == 'encoder' else 'target'}_vocab_size"] = len(each.parameters[TABLE])
         layers = {own.rpartition(".")[0] for own in parts.sublayers if own.startswith(name)}
         found.fields[f"num_{name}_layers"] = len(layers)
         found.fields |= {field: value for field, value in each.fields.items() if "position" not in field}

@@ -104,6 +104,8 @@ def _readings(subject: FittedModel, errors: list[FitError]) -> Iterator[Fit]:
     calls, sizes_found = list[RecordedCall](), dict[str, Any]()
     with _collected(errors, sizes_found):
         sizes, plain = inputs.first_answer(subject)
+        if "pixels" in plain:
+            inputs.count_patches(subject, plain["pixels"])
         subject.widen(plain)
         heard = subject.hear(plain)
         causal, longest = _causal(subject, heard), inputs.longest_taken(subject, plain)

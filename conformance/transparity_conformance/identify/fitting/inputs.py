@@ -45,26 +45,29 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return an image that the module accepts. Store its number of positions, and whether larger images fit, too."""
     before = subject.names, subject.renamed
     if "pixels" not in subject.names:
         subject.names, subject.renamed = {"pixels": subject.names["tokens"]}, {"pixels": "tokens"}
 
     def taken(pixels: np.ndarray) -> np.ndarray:
-        subject.positions = {"pixels": 1}  # until the number of patches is known
+        subject.positions = {"pixels": 1}  # a placeholder until `count_patches`
         subject.call({"pixels": pixels})
         return pixels
 
     try:
-        pixels = _first_taken((_drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
+        shapes = (_drawn(subject, shape) for shape in image_shapes(subject.values))
+        return {}, {"pixels": _first_taken(shapes, taken, NO_IMAGES)}
     except FitError:
         subject.names, subject.renamed = before
         raise
+
+
+def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
+    """Store an image's number of positions, and whether the module accepts larger images."""
     found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
     subject.positions, more = {"pixels": len(found.value) // BATCH}, found.fields["patch_size"]
     if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
         subject.loose.add("pixels")
-    return {}, {"pixels": pixels}
 
 
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:

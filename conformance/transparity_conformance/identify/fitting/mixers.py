@@ -122,8 +122,8 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
 
 
 def _rates(one: Recurrence, columns: Columns, operations: Sequence[Operation], values: Arrays) -> Iterator[_Rates]:
-    """Yield features that may be time steps, if an operation adds a vector to them, one number per head, and another
-    computes −exp(rate) · time step; time steps may be clipped."""
+    """Yield features that may be time steps: one operation adds a vector to them, with one number per head, and another
+    computes −exp(rate) · time step. Time steps may be clipped."""
     rows, wide = len(one.given), one.maps["output"].weight.shape[1]
     tried: set[tuple[str, tuple[int, ...]]] = set()
     for (bias, vector), operation in itertools.product(values.items(), operations):

@@ -100,11 +100,10 @@ def streams_of(
             if first.form == second.form:
                 return {memories[0]: first, last: second}
         reached = max(reached, walk.reached)
-    name, sublayer = list(stacks[last][1].items())[reached] if options else (last, None)
-    at = f" at {name} ({sublayer.tensor})" if sublayer is not None else ""
+    name, sublayer = list(stacks[last][1].items())[reached]
     raise FitError(
-        f"The residuals and norms of the {last} were not recognized{at}; expected layer, RMS or batch norms before, "
-        "after or around each sublayer."
+        f"The residuals and norms of the {last} were not recognized at {name} ({sublayer.tensor}); expected layer, RMS "
+        "or batch norms before, after or around each sublayer."
     )
 
 
@@ -128,13 +127,13 @@ class _Walk:
             plain = Stream(*way, output=rows)
             starts = self._normed(plain, f"{self.stack}.embedding_norm", rows) if with_norm else iter([plain])
             for made in starts:
-                output = self._follow(made, made.output)
-                if output is not None:
-                    made.output = output
+                if self._follows(made):
                     yield from self._ends(made)
 
-    def _follow(self, made: Stream, x: np.ndarray) -> np.ndarray | None:
-        entered, attended, added = x, x, np.zeros_like(x)
+    def _follows(self, made: Stream) -> bool:
+        """Add the norms between the sublayers, and the output; return whether they explain every sublayer's input."""
+        x = entered = attended = made.output
+        added = np.zeros_like(x)
         before, behind, after = PLACES[made.position]
         for index, (name, sublayer) in enumerate(self.sublayers.items()):
             self.reached = max(self.reached, index)
@@ -147,17 +146,18 @@ class _Walk:
             else:
                 is_read = self._is_normed(made, f"{name}_norm", entered, given) if before else is_same(entered, given)
             if not is_read or ("cross" in name and not self._reads_memory(made, name, sublayer)):
-                return None
+                return False
             added = added + y
             x = y if behind else self._added(made, entered, added, at)
             if behind or after:
                 place = f"{name}_post_norm" if before else f"{name}_norm"
                 found = next(self._normed(made, place, x, at, at + AHEAD), None)
                 if found is None:
-                    return None
+                    return False
                 made.norms, x = found.norms, found.output
             x = self._added(made, entered, x, at) if behind else x
-        return x
+        made.output = x
+        return True
 
     def _norm(self, made: Stream, x: np.ndarray, result: np.ndarray) -> Norm | None:
         return self.norms.between(x, result, made.used | (self.memory.used if self.memory else set()))

@@ -89,62 +89,64 @@ def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
 
 
 def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
+    expected = "a linear map of square patches, an optional class token, and positions added before the first layer"
+    return _placed(
+        heard, values, _patches(heard, values), f"The image embedding was not recognized; expected {expected}."
+    )
+
+
+def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
+    expected = "Whisper's: two convolutions of width 3 with strides 1 and 2, bias and GELU, then positions"
+    return _placed(
+        heard, values, _frames(heard, values), f"The audio embedding was not recognized; expected {expected}."
+    )
+
+
+def _placed(
+    heard: RecordedCall, values: Arrays, readings: Iterator[tuple[Embedding, np.ndarray]], otherwise: str
+) -> Embedding:
+    for plain, x in readings:
+        others = {name: value for name, value in values.items() if name not in plain.used}
+        found = positioned(plain, sums_of(heard.operations, x, np.zeros_like(x), is_scaled=False), others)
+        if found is not None:
+            return found
+    raise ForeignError(otherwise)
+
+
+def _patches(heard: RecordedCall, values: Arrays) -> Iterator[tuple[Embedding, np.ndarray]]:
+    """Yield possible embeddings before the positions: mapped patches, behind a class token or not."""
     pixels = heard.inputs["pixels"].astype(np.float64)
     for kernel in patch_kernels(values):
         if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
             continue
-        made = kernel.cut(pixels) @ kernel.matrix.T
-        vectors = [name for name, value in values.items() if value.shape == made.shape[-1:]]
-        for bias in (*vectors, None):
+        made, width = kernel.cut(pixels) @ kernel.matrix.T, len(kernel.matrix)
+        for bias in (*(name for name, value in values.items() if value.shape == (width,)), None):
             patches = made if bias is None else made + values[bias]
-            found = _with_class_token(kernel, bias, patches, heard, values) if heard.shows(patches) else None
-            if found is not None:
-                return found
-    raise ForeignError(
-        "The image embedding was not recognized; expected a linear map of square patches, an optional class token, and "
-        "positions added before the first layer."
-    )
+            if not heard.shows(patches):
+                continue
+            own = {"patch_projection.weight": kernel.matrix}
+            own |= {} if bias is None else {"patch_projection.bias": values[bias]}
+            tokens = (name for name, each in values.items() if each.size == width and name not in (kernel.name, bias))
+            for token in (*tokens, None):
+                first = np.empty((0, width)) if token is None else values[token].reshape(1, width)
+                fields = {"patch_size": kernel.patch, "image_channels": kernel.channels}
+                fields |= {"patch_bias": bias is not None, "class_token": token is not None}
+                used = tuple(each for each in (kernel.name, bias, token) if each is not None)
+                parameters = own if token is None else {**own, "class_embedding.weight": first}
+                before = np.broadcast_to(first, (len(patches), *first.shape))
+                yield Embedding(kernel.name, parameters, fields, used), np.concatenate([before, patches], axis=1)
 
 
-def _with_class_token(
-    kernel: Kernel, bias: str | None, patches: np.ndarray, heard: RecordedCall, values: Arrays
-) -> Embedding | None:
-    width = patches.shape[-1]
-    own = {"patch_projection.weight": kernel.matrix} | ({} if bias is None else {"patch_projection.bias": values[bias]})
-    others = {name: each for name, each in values.items() if name not in (kernel.name, bias)}
-    for name in (*(name for name, each in others.items() if each.size == width), None):
-        token = None if name is None else values[name].reshape(1, width)
-        x = patches if token is None else np.insert(patches, 0, token, axis=1)
-        parameters = own if token is None else own | {"class_embedding.weight": token}
-        fields = {"patch_size": kernel.patch, "image_channels": kernel.channels}
-        fields |= {"patch_bias": bias is not None, "class_token": name is not None}
-        used = tuple(each for each in (kernel.name, bias, name) if each is not None)
-        tables = {each: value for each, value in others.items() if each != name}
-        sums = sums_of(heard.operations, x, np.zeros_like(x), is_scaled=False)
-        found = positioned(Embedding(kernel.name, parameters, fields, used), sums, tables)
-        if found is not None:
-            return found
-    return None
-
-
-def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
+def _frames(heard: RecordedCall, values: Arrays) -> Iterator[tuple[Embedding, np.ndarray]]:
+    """Yield possible embeddings before the positions: frames after two convolutions."""
     frames = heard.inputs["source"].astype(np.float64).swapaxes(1, 2)
     fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
     for (first, one), (second, other) in convolutions(values):
         for x, before in _convolved(heard, frames, one, 1, values) if one.shape[1] == frames.shape[2] else ():
             for y, behind in _convolved(heard, x, other, 2, values):
-                used = (first, second, before, behind)
                 parameters = {"first_convolution.weight": one, "first_convolution.bias": values[before]}
                 parameters |= {"second_convolution.weight": other, "second_convolution.bias": values[behind]}
-                tables = {each: value for each, value in values.items() if each not in used}
-                sums = sums_of(heard.operations, y, np.zeros_like(y), is_scaled=False)
-                found = positioned(Embedding(first, parameters, fields, used), sums, tables)
-                if found is not None:
-                    return found
-    raise ForeignError(
-        "The audio embedding was not recognized; expected Whisper's: two convolutions of width 3 with strides 1 and 2, "
-        "bias and GELU, then positions."
-    )
+                yield Embedding(first, parameters, fields, (first, second, before, behind)), y
 
 
 def _convolved(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.fitting.inputs import may_pad, with_further
 from transparity_conformance.identify.fitting.masks import read_masks, read_masks_of_recurrences
-from transparity_conformance.identify.fitting.mixers import read_recurrences
-from transparity_conformance.identify.fitting.parts import Parts, Stack
+from transparity_conformance.identify.fitting.mixers import Recurrence, read_recurrences
+from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.reading import read_attention
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
-from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
-from transparity_conformance.identify.fitting.values.experts import Experts, read_experts
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
+from transparity_conformance.identify.fitting.values.embedding import PLACES, TABLE
+from transparity_conformance.identify.fitting.values.experts import Experts
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.head import (
     activation_of,
@@ -22,7 +24,7 @@ from transparity_conformance.identify.fitting.values.head import (
     pooling_fields,
     scale_of_logits,
 )
-from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, kind_and_eps
+from transparity_conformance.identify.fitting.values.norms import eps_besides, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 from transparity_conformance.identify.fitting.values.scores import Scale
 from transparity_numpy.arithmetic.functional import nest
@@ -30,45 +32,48 @@ from transparity_numpy.heads import HEADS
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    _sizes(found, subject, parts)
-    _biases_and_maps(found, parts)
-    _norms(found, subject, parts)
-    _embeddings(found, subject, parts)
-    _head(found, parts)
-    read_attention(found, subject, parts)
-    if any(stack.attentions() for stack in parts.stacks.values()):
+    _read_sizes(found, parts)
+    _read_sublayers(found, parts)
+    _read_norms(found, subject, parts)
+    _read_embeddings(found, subject, parts)
+    _read_head(found, parts)
+    read_attention(found, parts, subject.values)
+    if recurrences := parts.every(Recurrence):
+        kinds = [type(each) for name, each in parts.sublayers.items() if name.endswith("self_attention")]
+        read_recurrences(found, parts.heard.operations, subject.values, recurrences, kinds)
+        found.read_names("convolution_bias", "recurrent_bias")
+    found.fill_biases()
+    if parts.every(Attention):
         read_masks(found, parts, calls)
-    read_recurrences(found, subject, parts.heard, parts.last.recurrences, parts.last.mixers)
-    if "mask_value" not in found.fields:
-        read_masks_of_recurrences(found, subject, calls)
-    _pooling(found, subject, parts, calls)
+    else:
+        read_masks_of_recurrences(found, calls)
+    if parts.head.is_pooled:
+        _read_pooling(found, subject, parts, calls)
 
 
-def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    names = list(parts.stacks)
-    found.fields["architecture"] = "encoder-decoder" if len(names) == 2 else names[0]
-    for name, stack in parts.stacks.items():
-        side = "source" if name == "encoder" else "target"
-        found.fields |= stack.embedding.fields
-        if stack.embedding.reads_tokens:
-            found.fields[f"{side}_vocab_size"] = len(subject.values[stack.embedding.table])
-        found.fields[f"num_{name}_layers"] = stack.layers
-    if not parts.last.embedding.reads_tokens:
-        found.fields["pad_id"] = None
-    forward = next((each for _, each in parts.last.sublayers if isinstance(each, FeedForward)), None)
-    found.fields |= {
-        "embed_dim": parts.last.embedding.value.shape[1],
-        "feed_forward_dim": 0 if forward is None else forward.down.weight.shape[1],
-        "gated": forward is not None and len(forward.ups) == 2,
-    }
-    attentions = parts.last.attentions()
-    if not attentions:
+def _read_sizes(found: FoundFields, parts: Parts) -> None:
+    found.fields |= parts.head.fields
+    for name, each in parts.embeddings.items():
+        layers = {own.rpartition(".")[0] for own in parts.sublayers if own.startswith(name)}
+        found.fields[f"num_{name}_layers"] = len(layers)
+        found.fields |= {field: value for field, value in each.fields.items() if "position" not in field}
+    last, (*_, longest) = parts.embeddings[parts.last], parts.heard.lengths.values()
+    if not last.reads_tokens:
+        found.fields |= {"pad_id": None, "max_length": longest}
+    elif PLACES in last.parameters:
+        found.fields["max_length"] = len(last.parameters[PLACES]) - last.fields["position_offset"]
+    else:
+        found.fields["max_length"] = max(longest, TransformerConfig.max_length)
+        found.untold["max_length"] = "no table has one row per position"
+    found.fields["embed_dim"] = width = last.value.shape[1]
+    own = {name: each for name, each in parts.every(Attention, "self").items() if name.startswith(parts.last)}
+    if not own:
         found.fields["num_heads"] = 1
         return
-    first = attentions[0]
-    width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
-    is_shared = heads > 1 and first.query.weight.shape == (head_dim, head_dim) != first.output.weight.shape
-    key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
+    first = next(iter(own.values()))
+    heads, head_dim, shape = first.heads, first.head_dim, first.maps["query"].weight.shape
+    is_shared = heads > 1 and shape == (head_dim, head_dim) != first.maps["output"].weight.shape
+    key_heads = first.by_head("key").shape[1]
     found.fields |= {
         "num_heads": heads,
         "num_key_value_heads": None if key_heads == heads else key_heads,
@@ -77,53 +82,40 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     }
 
 
-def _biases_and_maps(found: FoundFields, parts: Parts) -> None:
-    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
-    attentions = [(name, each) for name, each in every if isinstance(each, Attention)]
-    forwards = [(name, each) for name, each in every if isinstance(each, FeedForward)]
-    projected = [one for _, each in attentions for one in (each.query, each.key, each.value)]
-    fields: dict[str, bool] = {}
-    if attentions:
-        has_bias = any(one.bias is not None for one in projected)
-        fields = {
-            "qkv_bias": has_bias,
-            "key_bias": not has_bias or any(each.key.bias is not None for _, each in attentions),
-            "attention_gate": any(each.gate is not None for _, each in attentions),
-            "output_bias": any(each.output.bias is not None for _, each in attentions),
-        }
-    if forwards:
-        fields["feed_forward_bias"] = any(
-            one.bias is not None for _, each in forwards for one in (*each.ups, each.down)
+def _read_sublayers(found: FoundFields, parts: Parts) -> None:
+    """Add the parameters of attentions, feed-forwards and experts, and the activation."""
+    forwards, experts = parts.every(FeedForward), list(parts.every(Experts).values())
+    found.fields |= {"feed_forward_dim": 0} if forwards or not experts else experts[0].fields
+    is_swapped = False
+    for each in list(forwards.values())[:1]:
+        *ups, down = each.maps.values()
+        activation, is_swapped = activation_of([one.made for one in ups], down.given)
+        found.fields |= {"feed_forward_dim": down.weight.shape[1], "activation": activation}
+    for name, part in parts.sublayers.items():
+        maps = dict(part.maps)
+        if isinstance(part, FeedForward) and is_swapped:
+            maps |= {"gate": maps["up"], "up": maps["gate"]}
+        for role, linear in maps.items() if not isinstance(part, Recurrence) else ():
+            found.put(f"{name}.{role}", linear)
+        if isinstance(part, Attention):
+            found.used |= set(part.packed)
+        if isinstance(part, Experts):
+            for role, own in part.weights.items():
+                found.parameters |= {f"{name}.experts.{i}.{role}.weight": each for i, each in enumerate(own)}
+            found.used |= set(part.names)
+    if parts.every(Attention):
+        found.read_names("qkv_bias", "key_bias", "attention_gate", "output_bias")
+    found.read_names("gated", "feed_forward_bias", *(["router_bias"] if experts else []))
+    if experts and (forwards or any(each.fields != experts[0].fields for each in experts)):
+        raise ForeignError(
+            "Layers differ in the fields of their experts, or some have no experts; expected equal fields everywhere."
         )
-    found.fields |= fields
-    for name, attention in attentions:
-        for role in ("query", "key", "value"):
-            has_bias = fields["qkv_bias"] and (role != "key" or fields["key_bias"])
-            found.put(f"{name}.{role}", getattr(attention, role), bias=has_bias)
-        found.used |= set(attention.packed)
-        if attention.gate is not None:
-            found.put(f"{name}.gate", attention.gate, bias=fields["qkv_bias"])
-        found.put(f"{name}.output", attention.output, bias=fields["output_bias"])
-    routed = [(name, each) for name, each in every if isinstance(each, Experts)]
-    read_experts(found, routed, beside_others=bool(forwards))
-    if not forwards:
-        return
-    activation, is_swapped = activation_of([one.made for one in forwards[0][1].ups], forwards[0][1].down.given)
-    found.fields["activation"] = activation
-    for name, forward in forwards:
-        ups = forward.ups[::-1] if is_swapped else forward.ups
-        for role, up in zip(("gate", "up") if len(ups) == 2 else ("up",), ups, strict=True):
-            found.put(f"{name}.{role}", up, bias=fields["feed_forward_bias"])
-        found.put(f"{name}.down", forward.down, bias=fields["feed_forward_bias"])
 
 
-def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    streams = [stack.stream for stack in parts.stacks.values()]
-    named = {
-        f"{stack}.{name.removeprefix(stack + '.')}": norm
-        for stack, each in parts.stacks.items()
-        for name, norm in each.stream.norms.items()
-    } | ({} if parts.head.norm is None else {"head_norm": parts.head.norm})
+def _read_norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
+    first = next(iter(parts.streams.values()))
+    named = {name: norm for stream in parts.streams.values() for name, norm in stream.norms.items()}
+    named |= {} if parts.head.norm is None else {"head_norm": parts.head.norm}
     if not named:
         raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
     kinds = {(norm.kind, norm.gain) for norm in named.values()}
@@ -131,126 +123,74 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         raise FitError(
             f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected a single kind."
         )
-    kind, eps = _kind_and_eps(found, named, parts.last)
-    found.fields |= {
-        "norm": kind,
-        "norm_bias": kind == "rms" or any("bias" in norm.leaves for norm in named.values()),
-        "norm_gain": next(iter(named.values())).gain,
-        "norm_eps": eps,
-        "norm_position": streams[0].position,
-        "branches": streams[0].branches,
-        "embedding_norm": streams[0].embedding_norm,
-        "final_norm": streams[0].final_norm,
-        "memory_norm": streams[-1].memory_norm,
-    }
-    for name, norm in named.items():
-        vectors = {leaf: subject.values[theirs] for leaf, theirs in norm.leaves.items()}
-        if found.fields["norm_bias"] and kind != "rms":
-            vectors.setdefault("bias", np.zeros_like(vectors["weight"]))
-        found.parameters |= {f"{name}.{leaf}": value for leaf, value in vectors.items()}
-
-
-def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
-    """Return the norms' common kind and eps; add a remark for each norm with another eps."""
-    final = f"{last.name}.final_norm"
+    final = f"{parts.last}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
     others = eps_besides(named, kind, eps)
     found.remarks += [f"{name} has eps {each:g}; the other norms have eps {eps:g}" for name, each in others.items()]
-    return kind, eps
+    ((_, gain),) = kinds
+    found.fields |= {"norm": kind, "norm_gain": gain, "norm_eps": eps}
+    found.fields |= {"norm_position": first.position, "branches": first.branches}
+    for name, norm in named.items():
+        found.parameters |= {f"{name}.{leaf}": subject.values[theirs] for leaf, theirs in norm.leaves.items()}
+    found.read_names("norm_bias", "embedding_norm", "final_norm", "memory_norm")
 
 
-def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    stacks = parts.stacks
-    tables = [stack.embedding.table for stack in stacks.values()]
-    found.fields["shared_embedding"] = len(tables) == 2 and tables[0] == tables[1]
-    for name, stack in stacks.items():
-        each = stack.embedding
-        if not (found.fields["shared_embedding"] and name == "decoder"):
-            read = {"token_embedding.weight": subject.values[each.table]} if each.reads_tokens else each.parameters
-            found.parameters |= {f"{name}.{leaf}": value for leaf, value in read.items()}
-            found.used |= set(each.used)
-        if each.type_table is not None:
-            found.parameters[f"{name}.token_type_embedding.weight"] = subject.values[each.type_table]
-            found.fields["num_token_types"] = len(subject.values[each.type_table])
-        if each.position_table is not None:
-            table = subject.values[each.position_table]
-            found.parameters[f"{name}.position_embedding.weight"] = table.reshape(-1, table.shape[-1])
-    last = parts.last.embedding
+def _read_embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
+    first, last = next(iter(parts.embeddings.values())), parts.embeddings[parts.last]
+    for name, each in parts.embeddings.items():
+        own = dict(each.parameters)
+        found.fields["shared_embedding"] = last is not first and last.table == first.table
+        if found.fields["shared_embedding"] and each is last:
+            del own[TABLE]
+        found.parameters |= {f"{name}.{leaf}": value for leaf, value in own.items()}
+        found.fields |= each.fields
+        found.used |= set(each.used)
+        if "token_type_embedding.weight" in own:
+            found.fields["num_token_types"] = len(own["token_type_embedding.weight"])
+    if first.positions != last.positions and "none" not in (first.positions, last.positions):
+        found.fields["encoder_positions"] = first.positions
     found.put_factor("embedding", last.scale, {"none": 1.0, "embed_dim": last.value.shape[1] ** 0.5})
-    _positions(found, subject, parts)
-
-
-def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    first, last = next(iter(parts.stacks.values())).embedding, parts.last.embedding
-    longest = parts.heard.lengths[list(parts.heard.lengths)[-1]]
-    found.fields |= {
-        "positions": last.positions,
-        "position_offset": last.offset,
-        "max_length": max(longest, TransformerConfig.max_length),
-    }
-    if not last.reads_tokens:
-        found.fields["max_length"] = longest
-    elif last.position_table is not None:
-        table = subject.values[last.position_table]
-        found.fields["max_length"] = table.size // table.shape[-1] - last.offset
-    else:
-        found.untold["max_length"] = "no table has one row per position"
     for name in subject.loose:
         field, what = ("max_length", "patches") if name == "pixels" else ("num_frames", "frames")
         found.untold[field] = f"the module takes any number of {what}"
-    if first.positions != last.positions and "none" not in (first.positions, last.positions):
-        found.fields["encoder_positions"] = first.positions
-    for each in (first, last):
-        if each.positions == "sinusoidal":
-            found.fields |= {"rope_theta": each.theta, "rope_layout": each.layout}
-            found.fields["sinusoidal_timescales"] = each.timescales
 
 
-def _head(found: FoundFields, parts: Parts) -> None:
-    head, stream = parts.head, parts.last.stream
-    scale = scale_of_logits(head.linear.made, parts.heard.output) if head.linear and head.kind == "logits" else Scale()
+def _read_head(found: FoundFields, parts: Parts) -> None:
+    head, stream = parts.head, parts.streams[parts.last]
+    scale = scale_of_logits(head.maps["head"].made, parts.heard.output) if head.kind == "logits" else Scale()
     bases = {"none": 1.0, "embed_dim": stream.output.shape[1] ** -0.5}
     found.put_factor("head", settled(stream.head_factor * scale.factor), bases)
-    found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
-    if head.is_pooled:
-        found.fields["pooler"] = head.activation
-    if head.pooler is not None:
-        found.put("pooler", head.pooler, bias=True)
-    if head.transform is not None:
-        has_bias = head.transform.bias is not None
-        found.fields |= {"head_transform": True, "head_transform_bias": has_bias}
-        found.put("head_transform", head.transform, bias=has_bias)
-    if head.linear is None:
-        return
-    linear = head.linear
-    is_tied = linear.name == parts.last.embedding.table and not head.is_pooled
-    found.fields |= {"tied_head": is_tied, "head_bias": linear.bias is not None}
-    if head.kind == "classes":
-        found.fields["num_classes"] = len(linear.weight)
-    found.put("head", linear, bias=linear.bias is not None)
-    if is_tied:
-        del found.parameters["head.weight"]
+    found.fields |= {"residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
+    for name, linear in head.maps.items():
+        found.put(name, linear)
+        if name == "head" and linear.name == parts.embeddings[parts.last].table and not head.is_pooled:
+            del found.parameters["head.weight"]  # a tied head
+    if "head" in head.maps:
+        found.read_names("tied_head", "head_bias")
+    if "head_transform" in head.maps:
+        found.read_names("head_transform", "head_transform_bias")
 
 
-def _pooling(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    head = parts.head
-    if not head.is_pooled:
-        return
-    tokens, stack = parts.heard.inputs.get("tokens"), next(iter(parts.stacks))
-    size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
-    pads: list[dict[str, int | None]] = [{}]
-    if tokens is not None and found.fields["padding"] == "token":
-        pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *range(size)))]
-        ends = np.tile(tokens[:1], (len(may_pad(size)), 1))
-        ends[:, -1] = may_pad(size)  # only padding at the end shows that the last token before the padding is pooled
-        given = with_further(subject, {"tokens": ends}, {})
-        calls = [*calls, RecordedCall(given, subject.call(given), (), {})]
+def _read_pooling(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
+    tokens, stack = parts.heard.inputs.get("tokens"), parts.stacks[0]
+    ends, pads = list[int](), [dict[str, int | None]()]
+    if tokens is not None:
+        by_tokens = found.fields["padding"] == "token"
+        if by_tokens:  # only padding at the end shows that the last token before the padding is pooled
+            padding = may_pad(found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"])
+            rows = np.concatenate([np.tile(tokens[:1, :-1], (len(padding), 1)), padding[:, None]], axis=1)
+            given = with_further(subject, {"tokens": rows}, {})
+            calls = [*calls, RecordedCall(given, subject.call(given), (), {})]
+        ends = np.unique(np.concatenate([call.inputs["tokens"].ravel() for call in calls])).tolist()
+        if by_tokens:
+            pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *ends))]
     states, tree = [found.computed(call.inputs, f"{stack}.output") for call in calls], nest(found.parameters)
-    for fields in pooling_fields(tokens, size, pads):
+
+    def is_right(fields: Mapping[str, Any]) -> bool:
         config = found.config(**fields)
-        pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
-        if all(
+        pooled = (pooled_states(fields, each, call.inputs) for each, call in zip(states, calls, strict=True))
+        return all(
             is_same(HEADS[config.head](config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)
-        ):
-            found.take(fields)
-            return
+        )
+
+    found.choose(pooling_fields(ends, pads), is_right)

@@ -164,7 +164,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
     """Compare the module with the reference on the calls and on the probes of a check. Take undetermined fields from
     the nearest template if the module still agrees."""
     config, untold = found.config(), dict(found.untold)
-    share = _share(_probes(config, found, calls), calls)
+    share = _share(config, found, calls)
     name, differ = nearest(config, untold)
     if share > 1:
         return Fit(config, share, name, differ, untold, found.parameters, remarks=tuple(found.remarks))
@@ -187,7 +187,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
     itself, *_ = reach_of(config, next(iter(probes.values())).parameters, is_drawn=False)
-    probes |= {probe.name: probe for probe in itself.probes}
+    probes |= {probe.name: dataclasses.replace(probe, kept=frozenset(["logits"])) for probe in itself.probes}
     for key, probe in probes.items():
         given = id(probe.parameters)
         if given not in written:
@@ -233,7 +233,7 @@ def _as_usual(
     every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
     for fields in (every, *({name: value} for name, value in every.items())):
         usual = changed(config, fields)
-        if usual is not None and _share(_probes(usual, found, calls), calls) <= 1:
+        if usual is not None and _share(usual, found, calls) <= 1:
             config = usual
         if fields is every and usual == config:
             return config
@@ -244,7 +244,10 @@ def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[Recor
     return [Probe("fit", f"call {i}", "", config, found.parameters, call.inputs) for i, call in enumerate(calls)]
 
 
-def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
-    budgets = [probe.oracle.budget("logits", "float32") for probe in probes]
-    errors = (gap(call.output, probe.oracle.expected["logits"]) for probe, call in zip(probes, calls, strict=True))
-    return max(error / budget if budget else math.inf for error, budget in zip(errors, budgets, strict=True))
+def _share(config: TransformerConfig, found: FoundFields, calls: Sequence[RecordedCall]) -> float:
+    """Return the largest difference between the reference and the calls, divided by the budget."""
+    shares: list[float] = []
+    for probe, call in zip(_probes(config, found, calls), calls, strict=True):
+        budget = probe.oracle.budget("logits", "float32")
+        shares.append(gap(call.output, probe.oracle.expected["logits"]) / budget if budget else math.inf)
+    return max(shares)

@@ -31,12 +31,12 @@ Taken = TypeVar("Taken")
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     """Return the size of each input's table, and inputs that the module accepts."""
     if "pixels" in subject.names:
-        return {}, {"pixels": take_image(subject)}
+        return _of_image(subject)
     if subject.names.get("source") in FRAMES:
         return _with_frames(subject)
     options: list[Callable[[FittedModel], tuple[dict[str, int], Arrays]]] = [_of_tokens]
     if subject.values and "attention_mask" not in subject.names:  # the first input may be an image or audio
-        options += [_as_image if subject.inputs == ("tokens",) else _with_frames]
+        options += [_of_image if subject.inputs == ("tokens",) else _with_frames]
     try:
         return _first_taken(options, lambda answer: answer(subject))
     except FitError:
@@ -44,14 +44,30 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
         raise
 
 
-def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    names = subject.names
-    subject.names, subject.renamed = {"pixels": names["tokens"]}, {"pixels": "tokens"}
+def _of_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
+    before = subject.names, subject.renamed
+    if "pixels" not in subject.names:
+        subject.names, subject.renamed = {"pixels": subject.names["tokens"]}, {"pixels": "tokens"}
+
+    def taken(pixels: np.ndarray) -> np.ndarray:
+        subject.positions = {"pixels": 1}  # a placeholder until `count_patches`
+        subject.call({"pixels": pixels})
+        return pixels
+
     try:
-        return {}, {"pixels": take_image(subject)}
+        shapes = (_drawn(subject, shape) for shape in image_shapes(subject.values))
+        return {}, {"pixels": _first_taken(shapes, taken, NO_IMAGES)}
     except FitError:
-        subject.names, subject.renamed = names, {}
+        subject.names, subject.renamed = before
         raise
+
+
+def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
+    """Store an image's number of positions, and whether the module accepts larger images."""
+    found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
+    subject.positions, more = {"pixels": len(found.value) // BATCH}, found.fields["patch_size"]
+    if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
+        subject.loose.add("pixels")
 
 
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
@@ -175,24 +191,6 @@ BATCH = 3
 
 NO_IMAGES = "The module takes images, but no parameter maps square patches; expected a kernel or a matrix."
 NO_FRAMES = "The module takes frames of audio, but it lacks two successive convolutions over time of width 3."
-
-
-def take_image(subject: FittedModel) -> np.ndarray:
-    def taken(pixels: np.ndarray) -> np.ndarray:
-        subject.positions = {"pixels": 1}  # a placeholder until `count_patches`
-        subject.call({"pixels": pixels})
-        return pixels
-
-    return _first_taken((_drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
-
-
-def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
-    """Store an image's number of positions, and whether the module accepts larger images."""
-    found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
-    subject.positions = {"pixels": found.length(BATCH)}
-    more = found.fields["patch_size"]
-    if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
-        subject.loose.add("pixels")
 
 
 def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:

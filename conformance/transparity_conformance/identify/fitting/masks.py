@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from transparity.config import MaskOrder
+from transparity.config import MaskOrder, WindowKind
 from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING, repeating
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, softmaxes
-from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
+from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
+from transparity_conformance.identify.fitting.values.embedding import PLACES
 from transparity_conformance.identify.fitting.values.found import FoundFields
-from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits, is_same
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
+from transparity_numpy.positions.in_attention import window_mask
 
 LOWEST = float(np.finfo(np.float32).min) / 4
 """A mask value below this number counts as −inf."""
 
+SAME_MASK = 'with an attention_mask, "causal" and "causal-and-padding" have the same effect'
+
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of masks, given a plain call, a call with padding and any call with a mask."""
-    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
-    named = [name for name, each in every if isinstance(each, Attention)]
-    weights = ((call, zip(named, softmaxes(call), strict=False)) for call in calls)
+    weights = ((call, zip(parts.every(Attention), softmaxes(call), strict=False)) for call in calls)
     scores = [{name: scores_of(each, call.operations) for name, each in pairs} for call, pairs in weights]
     plain, padded = scores[:2]
     _read_windows(found, parts, plain)
@@ -38,23 +41,28 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     obeys = len(calls) > 2 and difference(calls[2].output, calls[0].output) > SAME
     found.fields["padding"] = "attention-mask" if obeys else "token"
     _read_padding(found, parts, calls[1], plain, padded)
-    if obeys and list(parts.stacks) == ["decoder"]:
+    if obeys and parts.stacks == ["decoder"]:
         found.fields["target_mask"] = "causal"
-        found.untold["target_mask"] = 'with an attention_mask, "causal" and "causal-and-padding" have the same effect'
+        found.untold["target_mask"] = SAME_MASK
     _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
-def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
+def _read_windows(found: FoundFields, parts: Parts, plain: Mapping[str, Scores]) -> None:
     for stack in parts.stacks:
         own = {name: each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name}
         sizes = {name: window_of(masked) for name, masked in own.items()}
         windowed = {name: size for name, size in sizes.items() if size is not None}
         if not windowed:
             continue
-        size = found.fields["sliding_window"] = next(iter(windowed.values()))
-        if size > 1 and all(in_chunks(own[name], size) for name in windowed):
-            found.fields["window_kind"] = "chunked"
-        if len(windowed) < len(own):
+        found.fields["sliding_window"], found.fields["window_kind"] = next(iter(windowed.values()))
+        if "layer_types" in found.fields:  # some layers are recurrences
+            if len(windowed) < len(own):
+                raise FitError(
+                    "Layers differ both in their windows and in having a recurrence; expected one kind of difference."
+                )
+            for fields in found.fields["layer_overrides"].values():
+                fields["sliding_window"] = None
+        elif len(windowed) < len(own):
             types = [FULL if each is None else SLIDING for each in sizes.values()]
             found.fields |= {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
         else:
@@ -68,10 +76,10 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
 
 
 def _read_padding(
-    found: FoundFields, parts: Parts, call: RecordedCall, plain: dict[str, Scores], padded: dict[str, Scores]
+    found: FoundFields, parts: Parts, call: RecordedCall, plain: Mapping[str, Scores], padded: Mapping[str, Scores]
 ) -> None:
     pads: dict[str, list[int]] = {}
-    for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
+    for stack in [name for name, each in parts.embeddings.items() if each.reads_tokens]:
         first = next(name for name in padded if name.startswith(stack) and "self" in name)
         tokens = call.inputs[{"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"]
         ways = (padding_tokens(padded[first].masked, plain[first].masked, tokens, axis) for axis in (1, 2))
@@ -81,12 +89,12 @@ def _read_padding(
             found.remarks.append(
                 f"The {stack} masks rows of scores (queries) at the token {queries[0]}, instead of columns (keys)"
             )
-    every = [pad for found_pads in pads.values() for pad in found_pads]
+    every = {pad for found_pads in pads.values() for pad in found_pads}
     found.fields["target_mask"] = "causal-and-padding" if pads.get("decoder") else "causal"
     if not every and len(parts.stacks) == 2:
         found.untold["target_mask"] = "no token is masked as padding"
-    if len(set(every)) == 1:
-        found.fields["pad_id"] = every[0]
+    if len(every) == 1:
+        found.fields["pad_id"] = every.pop()
     elif "encoder" in parts.stacks and found.fields["padding"] == "token":
         found.fields["pad_id"] = None
     else:
@@ -94,17 +102,15 @@ def _read_padding(
 
 
 def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None:
-    stack = next(iter(parts.stacks))
-    if parts.last.embedding.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
+    stack, first = next(iter(parts.embeddings.items()))
+    if PLACES not in parts.embeddings[parts.last].parameters or not first.reads_tokens:
         return
     pads: list[dict[str, Any]] = [{}]
     if found.fields["padding"] == "token":
         tokens = np.unique(call.inputs["source" if len(parts.stacks) == 2 else "tokens"])
         pads = [{"pad_id": pad} for pad in (found.fields.get("pad_id"), *map(int, tokens)) if pad is not None]
-    for fields in ({"position_count": "all"}, *({"position_count": "visible", **pad} for pad in pads)):
-        if call.shows(found.computed(call.inputs, f"{stack}.embedding", **fields)):
-            found.take(fields)
-            return
+    options = ({"position_count": "all"}, *({"position_count": "visible", **pad} for pad in pads))
+    found.choose(options, lambda fields: call.shows(found.computed(call.inputs, f"{stack}.embedding", **fields)))
 
 
 def is_causal(masked: np.ndarray) -> bool:
@@ -112,17 +118,15 @@ def is_causal(masked: np.ndarray) -> bool:
     return bool(masked[:, np.triu(np.ones(masked.shape[1:], bool), 1)].all())
 
 
-def window_of(masked: np.ndarray) -> int | None:
-    """Return the smallest distance from which all keys are hidden, if any."""
+def window_of(masked: np.ndarray) -> tuple[int, WindowKind] | None:
+    """Return the smallest window, or size of chunks, outside which all keys are hidden, if any."""
     length = masked.shape[1]
-    hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
-    return next((distance for distance in range(length) if all(hidden[distance:])), None) or None
-
-
-def in_chunks(masked: np.ndarray, size: int) -> bool:
-    """Return whether a mask hides all keys in other chunks of `size` positions."""
-    chunk = np.arange(masked.shape[1]) // size
-    return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
+    kinds: tuple[WindowKind, ...] = ("chunked", "sliding")
+    for size, kind in itertools.product(range(1, length), kinds):
+        shown = window_mask(np.arange(length)[None], length, size, kind)[0, 0]
+        if masked[:, ~shown].all() and not (kind == "chunked" and size == 1):
+            return size, kind
+    return None
 
 
 def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:
@@ -143,24 +147,19 @@ def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
         return -np.inf, "after-scale"
     if value == 0:
         return 0.0, "after-scale"
-    before = float(f"{value / scale:.6e}")
-    after = float(f"{value:.6e}")
+    before, after = float(f"{value / scale:.6e}"), float(f"{value:.6e}")
     return (before, "before-scale") if digits(before) < digits(after) else (after, "after-scale")
 
 
-def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
+def read_masks_of_recurrences(found: FoundFields, calls: Sequence[RecordedCall]) -> None:
     """Add the padding fields of a model without attention, by comparing the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
-    options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []
-    pads = [
-        {"target_mask": "causal-and-padding", "pad_id": token} for token in range(found.fields["target_vocab_size"])
-    ]
-    for fields in (*options, {"padding": "token"}, *pads):
-        if all(is_same(found.computed(each.inputs, "logits", **fields), each.output) for each in calls):
-            found.take(fields)
-            break
+    options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in calls[0].inputs else []
+    pads = range(found.fields["target_vocab_size"])
+    options += [{"padding": "token"}, *({"target_mask": "causal-and-padding", "pad_id": token} for token in pads)]
+    found.choose(options, lambda fields: found.computes(calls, **fields))
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"
     if found.fields.get("padding") == "attention-mask":
-        found.untold["target_mask"] = 'with an attention_mask, "causal" and "causal-and-padding" have the same effect'
+        found.untold["target_mask"] = SAME_MASK

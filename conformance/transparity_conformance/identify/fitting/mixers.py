@@ -14,10 +14,10 @@ import numpy as np
 from transparity.taps import recording
 from transparity_conformance.checkpoints.families.recurrent import LINEAR
 from transparity_conformance.checkpoints.tables.kinds import FULL, repeating
-from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
+from transparity_conformance.identify.fitting.subject import ForeignError
 from transparity_conformance.identify.fitting.values.convolutions import Convolution
 from transparity_conformance.identify.fitting.values.found import FoundFields
-from transparity_conformance.identify.fitting.values.linears import Columns, Linear
+from transparity_conformance.identify.fitting.values.linears import Columns, Linear, Sublayer
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same, settled
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
@@ -30,76 +30,82 @@ USUAL = (("query", "key", "value"), ("value", "key", "query"))
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrence:
+class Recurrence(Sublayer):
     convolutions: Sequence[Convolution]
-    maps: Sequence[Linear]
-    output: Linear
+    read: Sequence[Linear]
+    """All linear maps of the input."""
 
     @property
-    def given(self) -> np.ndarray:
-        return self.maps[0].given
+    def tensor(self) -> str:
+        return self.maps["output"].name
+
+    @functools.cached_property
+    def kernel(self) -> np.ndarray:
+        return np.concatenate([each.kernel for each in self.convolutions])
+
+    @functools.cached_property
+    def bias(self) -> np.ndarray | None:
+        biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in self.convolutions]
+        return np.concatenate(biases) if any(each.bias is not None for each in self.convolutions) else None
 
     @property
-    def result(self) -> tuple[int, np.ndarray]:
-        return self.output.at, self.output.made
-
-    @property
-    def names(self) -> set[str]:
-        maps = (name for each in self.maps for name in (each.name, each.bias_name) if name is not None)
-        return {*maps, *(name for each in self.convolutions for name in each.names)}
+    def used(self) -> set[str]:
+        maps = {name for each in self.read for name in (each.name, each.bias_name) if name is not None}
+        return maps.union(*(each.names for each in self.convolutions))
 
 
 @dataclass(frozen=True, eq=False)
-class Rates:
-    """The time steps of all heads, and the parameters of the decay."""
+class _Rates:
+    """The time steps (batch, length, heads) before and after clipping."""
 
     features: list[int]
     """The features from which the time steps are computed."""
-    names: tuple[str, str]
+    vectors: dict[str, str]
     step: np.ndarray
-    """The time steps before clipping (batch, length, heads)."""
     bounded: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class _Reading:
+    """A possible reading of a recurrence: its fields, and its parameters by the reference's names."""
+
     fields: Mapping[str, Any]
-    linears: Mapping[str, Linear]
+    maps: Mapping[str, Linear]
     parameters: Arrays
-    used: set[str]
-    rates: Rates
+    vectors: Mapping[str, str]
+    rates: _Rates
+
+    def written(self, found: FoundFields, name: str) -> None:
+        for role, linear in self.maps.items():
+            found.put(f"{name}.{role}", linear)
+        found.parameters |= {f"{name}.{leaf}": value for leaf, value in self.parameters.items()}
+        found.used |= set(self.vectors.values())
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
         """Return the input of the output map, as the reference computes it for the first `rows` rows."""
         bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
-        config = found.config(**{**self.fields, **bounds})
-        own = FoundFields(parameters=dict(self.parameters))
-        for role, linear in self.linears.items():
-            own.put(role, linear, bias=self.fields["recurrent_bias"])
+        config, own = found.config(**{**self.fields, **bounds}), FoundFields()
+        self.written(own, "layer")
         batch, length, _ = self.rates.step.shape
-        x = self.linears["decay"].given.reshape(batch, length, -1)[:rows]
+        x = self.maps["decay"].given.reshape(batch, length, -1)[:rows]
         made: Arrays = {}
         mask, visible = np.ones((1, 1, 1, 1), bool), np.ones(x.shape[:2], bool)
         given = Context(mask, np.arange(length)[None], visible, tap=recording(made))
-        MIXERS[config.mixer_name](config, nest(own.parameters), x, given)
+        MIXERS[config.mixer_name](config, nest(own.parameters)["layer"], x, given)
         return made["gated_context"]
 
 
-def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    own = operations[min(each.at for each in one.maps) : one.output.at]
+def _read(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> _Reading:
+    own = operations[min(each.at for each in one.read) : one.maps["output"].at]
     left = {name: value for name, value in values.items() if name not in found.used}
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
-    rows = given.reshape(-1, given.shape[2])
-    for columns in _readings(one.maps):
-        convolved = columns.matching(rows)
-        if convolved is None:
-            continue
-        layer = _Layer(one, columns, convolved, own, left)
-        for rates in (rates for features, bias in layer.time_steps() for rates in layer.rates(features, bias)):
-            expected = one.output.given.reshape(*rates.step.shape[:2], -1)
-            for taken in layer.ways(rates):
-                if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
-                    return taken
+    for columns in _readings(one.read):
+        convolved = columns.matching(given.reshape(-1, given.shape[2]))
+        for rates in _rates(one, columns, own, left) if convolved is not None else ():
+            expected = one.maps["output"].given.reshape(*rates.step.shape[:2], -1)
+            for reading in _assigned(one, columns, convolved or [], rates, left):
+                if all(is_same(reading.context(found, count), expected[:count]) for count in (1, len(expected))):
+                    return reading
     raise ForeignError(
         f"The recurrence with the convolution of {one.convolutions[0].names[0]} was not recognized; expected "
         "a gated delta network (Qwen3-Next) or Mamba-2, followed by a gated norm."
@@ -115,168 +121,107 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
             yield Columns([*maps[:place], plain, *maps[place + 1 :]])
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    one: Recurrence
-    columns: Columns
-    convolved: list[int]
-    operations: Sequence[Operation]
-    values: Arrays
+def _rates(one: Recurrence, columns: Columns, operations: Sequence[Operation], values: Arrays) -> Iterator[_Rates]:
+    """Yield features that may be time steps: one operation adds a vector to them, with one number per head, and another
+    computes −exp(rate) · time step. Time steps may be clipped."""
+    rows, wide = len(one.given), one.maps["output"].weight.shape[1]
+    tried: set[tuple[str, tuple[int, ...]]] = set()
+    for (bias, vector), operation in itertools.product(values.items(), operations):
+        is_like = vector.ndim == 1 and wide % len(vector) == 0 and operation.value.size == rows * len(vector)
+        if not is_like or operation.value.shape[-1:] != vector.shape:
+            continue
+        features = columns.matching(operation.value.reshape(rows, -1) - vector)
+        if features is None or (bias, tuple(features)) in tried:
+            continue
+        tried.add((bias, tuple(features)))
+        step = softplus(columns.made[:, features] + vector).reshape(*one.convolutions[0].made.shape[:2], -1)
+        seen = [each.value.reshape(step.shape) for each in operations if each.value.size == step.size]
+        for name, rate in values.items():
+            every = [value / -np.exp(rate) for value in seen] if rate.shape == vector.shape and name != bias else []
+            for bounded in (each for each in every if _is_clipped(step, each)):
+                vectors = {"dt_bias": bias, "A_log": name}
+                yield _Rates(features, vectors, step, np.clip(step, bounded.min(), bounded.max()))
+                break
 
-    @property
-    def wide(self) -> int:
-        return self.one.output.weight.shape[1]
 
-    @functools.cached_property
-    def kernels(self) -> tuple[np.ndarray, np.ndarray | None]:
-        every = self.one.convolutions
-        biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in every]
-        has_bias = any(each.bias is not None for each in every)
-        return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
+def _is_clipped(step: np.ndarray, bounded: np.ndarray) -> bool:
+    """Return whether `bounded` is `step`, clipped to the range of `bounded`, which clips not all elements."""
+    least, most, near = bounded.min(), bounded.max(), SAME * np.abs(bounded).max()
+    inside = (bounded > least + near) & (bounded < most - near)
+    wrong = np.abs(bounded - np.clip(step, least, most)).max(), np.abs(bounded - step)[inside].max(initial=0)
+    return bool(inside.any() and max(wrong) <= near)
 
-    def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features that may be time steps, and a vector that an operation adds to them, one number per head."""
-        rows = len(self.one.given)
-        tried: set[tuple[str, tuple[int, ...]]] = set()
-        for name, vector in self.values.items():
-            sums = [each.value for each in self.operations if each.value.shape[-1:] == vector.shape]
-            for value in sums if vector.ndim == 1 and self.wide % len(vector) == 0 else ():
-                if value.size != rows * len(vector):
-                    continue
-                steps = self.columns.matching(value.reshape(rows, -1) - vector)
-                if steps is not None and (name, tuple(steps)) not in tried:
-                    tried.add((name, tuple(steps)))
-                    yield steps, name
 
-    def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """Yield rates for which an operation computed −exp(rate) · time step; time steps may be clipped."""
-        step = softplus(self.columns.made[:, features] + self.values[bias])
-        step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
-        seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]
-        for name, rate in self.values.items():
-            if rate.shape != step.shape[2:] or name == bias:
-                continue
-            for value in seen:
-                bounded = value / -np.exp(rate)
-                least, most, near = bounded.min(), bounded.max(), SAME * np.abs(bounded).max()
-                inside = (bounded > least + near) & (bounded < most - near)
-                wrong = (
-                    np.abs(bounded - np.clip(step, least, most)).max(),
-                    np.abs(bounded - step)[inside].max(initial=0),
-                )
-                if inside.any() and max(wrong) <= near:
-                    yield Rates(features, (bias, name), step, np.clip(step, least, most))
-                    break
-
-    def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every assignment of the other features and vectors to roles. Beta is before or after the gate in a
-        gated delta network; Mamba-2 has a skip vector instead."""
-        heads = rates.step.shape[2]
-        left = self.columns.without(self.convolved, rates.features)
-        betas, mixer = [left[-heads:], left[:heads]], "gated-delta"
-        skips: list[str | None] = [None]
-        if len(left) == self.wide:
-            betas, mixer = [[]], "state-space"
-            skips = [each for each, x in self.values.items() if x.shape == (heads,) and each not in rates.names]
-        elif len(left) != self.wide + heads:
-            return
-        keys = (len(self.convolved) - self.wide) // 2
-        groups = [each for each in range(1, heads + 1) if heads % each == 0 and keys % each == 0]
-        widths, orders = {"query": keys, "key": keys, "value": self.wide}, list[dict[str, slice]]()
-        for order in dict.fromkeys((*USUAL, *itertools.permutations(widths))):
-            ends = itertools.accumulate((widths[role] for role in order), initial=0)
-            orders.append({role: slice(*pair) for role, pair in zip(order, itertools.pairwise(ends), strict=True)})
-        for beta, places, shared, skip in itertools.product(betas, orders, groups, skips):
-            gate = [each for each in left if each not in beta]
-            size = self.wide // heads if mixer == "gated-delta" else self.wide
-            for gain in [name for name, value in self.values.items() if value.shape == (size,)]:
-                vectors = {"dt_bias": rates.names[0], "A_log": rates.names[1], "gated_norm.weight": gain}
-                vectors |= {"D": skip} if skip else {}
-                roles = {role: self.convolved[at] for role, at in places.items()}
-                roles |= {"decay": rates.features, "gate": gate} | ({"beta": beta} if beta else {})
-                yield self._taken(rates, mixer, shared, places, roles, vectors)
-
-    def _taken(
-        self,
-        rates: Rates,
-        mixer: str,
-        groups: int,
-        order: Mapping[str, slice],
-        roles: Mapping[str, list[int]],
-        vectors: Mapping[str, str],
-    ) -> Taken:
-        kernel, bias = self.kernels
-        linears = {role: self.columns.linear(features) for role, features in roles.items()} | {
-            "output": self.one.output
-        }
-        parameters = {role: self.values[name] for role, name in vectors.items()}
-        parameters |= {f"{role}_convolution.weight": kernel[at] for role, at in order.items()}
-        parameters |= {} if bias is None else {f"{role}_convolution.bias": bias[at] for role, at in order.items()}
+def _assigned(
+    one: Recurrence, columns: Columns, convolved: list[int], rates: _Rates, values: Arrays
+) -> Iterator[_Reading]:
+    """Yield every assignment of the other features and vectors to roles. Beta is before or after the gate in a gated
+    delta network; Mamba-2 has a skip vector instead."""
+    heads, wide = rates.step.shape[2], one.maps["output"].weight.shape[1]
+    left = columns.without(convolved, rates.features)
+    betas, mixer, skips = [left[-heads:], left[:heads]], "gated-delta", [""]
+    if len(left) == wide:
+        betas, mixer = [[]], "state-space"
+        skips = [each for each, x in values.items() if x.shape == (heads,) and each not in rates.vectors.values()]
+    elif len(left) != wide + heads:
+        return
+    keys = (len(convolved) - wide) // 2
+    widths = {"query": keys, "key": keys, "value": wide}
+    orders = dict.fromkeys((*USUAL, *itertools.permutations(widths)))
+    groups = [each for each in range(1, heads + 1) if heads % each == 0 and keys % each == 0]
+    gains = [name for name, x in values.items() if x.shape == (wide // heads if mixer == "gated-delta" else wide,)]
+    for beta, order, shared, skip, gain in itertools.product(betas, orders, groups, skips, gains):
+        ends = itertools.accumulate((widths[role] for role in order), initial=0)
+        places = {role: slice(*pair) for role, pair in zip(order, itertools.pairwise(ends), strict=True)}
+        roles = {role: convolved[at] for role, at in places.items()} | {"decay": rates.features}
+        roles |= {"gate": [each for each in left if each not in beta]} | ({"beta": beta} if beta else {})
+        vectors = {**rates.vectors, "gated_norm.weight": gain} | ({"D": skip} if skip else {})
+        parameters = {role: values[name] for role, name in vectors.items()}
+        parameters |= {f"{role}_convolution.weight": one.kernel[at] for role, at in places.items()}
+        if one.bias is not None:
+            parameters |= {f"{role}_convolution.bias": one.bias[at] for role, at in places.items()}
+        maps = {role: columns.linear(features) for role, features in roles.items()} | {"output": one.maps["output"]}
         fields = {
             "mixer": mixer,
-            "recurrent_heads": rates.step.shape[2],
-            "recurrent_key_heads": groups,
-            "recurrent_key_dim": len(roles["key"]) // groups,
-            "recurrent_value_dim": self.wide // rates.step.shape[2],
-            "convolution_width": kernel.shape[1],
-            "convolution_bias": bias is not None,
-            "recurrent_bias": any(each.bias is not None for each in linears.values()),
+            "recurrent_heads": heads,
+            "recurrent_key_heads": shared,
+            "recurrent_key_dim": keys // shared,
+            "recurrent_value_dim": wide // heads,
+            "convolution_width": one.kernel.shape[1],
         }
-        return Taken(fields, linears, parameters, {*vectors.values(), *self.one.names}, rates)
+        yield _Reading(fields, maps, parameters, vectors, rates)
 
 
 def read_recurrences(
     found: FoundFields,
-    subject: FittedModel,
-    heard: RecordedCall,
-    named: Sequence[tuple[str, Recurrence]],
-    mixers: Sequence[object],
+    operations: Sequence[Operation],
+    values: Arrays,
+    named: Mapping[str, Recurrence],
+    kinds: Sequence[type[Sublayer]],
 ) -> None:
-    """Add the fields and parameters of the recurrences. `mixers` has each layer's recurrence or attention."""
-    if not named:
-        return
-    every: list[tuple[str, Taken]] = []
-    for name, each in named:
-        every.append((name, taken_apart(found, each, heard.operations, subject.values)))
-        found.used |= every[-1][1].used
-    first = every[0][1].fields
-    has_bias = any(taken.fields["recurrent_bias"] for _, taken in every)
-    found.fields |= {**first, "recurrent_bias": has_bias, **_bounds(found, [taken for _, taken in every])}
-    for name, taken in every:
-        found.parameters |= {f"{name}.{leaf}": value for leaf, value in taken.parameters.items()}
-        for role, linear in taken.linears.items():
-            found.put(f"{name}.{role}", linear, bias=has_bias)
-    _kinds(found, mixers, first["mixer"])
+    """Add the fields and parameters of the recurrences. `kinds` has each layer's kind, a recurrence or an attention."""
+    rates: list[tuple[np.ndarray, np.ndarray]] = []
+    for name, each in named.items():
+        reading = _read(found, each, operations, values)
+        reading.written(found, name.replace("self_attention", "recurrence"))
+        found.used |= each.used
+        found.fields = {**reading.fields, **found.fields}
+        rates.append((reading.rates.step, reading.rates.bounded))
+    _read_bounds(found, *(np.concatenate([x.ravel() for x in each]) for each in zip(*rates, strict=True)))
+    types = [LINEAR if kind is Recurrence else FULL for kind in kinds]
+    if FULL in types:
+        overrides = {LINEAR: {"mixer": found.fields["mixer"]}}
+        found.fields |= {"mixer": "attention", "layer_types": repeating(types), "layer_overrides": overrides}
 
 
-def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the bounds of the time step; a bound is known only if a time step is clipped."""
-    step = np.concatenate([each.rates.step.ravel() for each in every])
-    bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
-    fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}
-    for name, bound, is_beyond in (
-        ("time_step_min", float(bounded.min()), step < bounded.min() * (1 - SAME)),
-        ("time_step_max", float(bounded.max()), step > bounded.max() * (1 + SAME)),
+def _read_bounds(found: FoundFields, step: np.ndarray, bounded: np.ndarray) -> None:
+    """Add the bounds of the time step; a bound is known only if a time step is clipped."""
+    found.fields |= {"time_step_min": 0.0, "time_step_max": None}
+    for name, bound, is_beyond, side in (
+        ("time_step_min", float(bounded.min()), step < bounded.min() * (1 - SAME), "short"),
+        ("time_step_max", float(bounded.max()), step > bounded.max() * (1 + SAME), "long"),
     ):
         if is_beyond.any():
-            fields[name] = settled(bound)
+            found.fields[name] = settled(bound)
         else:
-            side = "short" if name == "time_step_min" else "long"
             found.untold[name] = f"no time step is {side} enough to reach a bound"
-    return fields
-
-
-def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
-    types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
-    if FULL not in types:
-        return
-    if "layer_types" in found.fields:
-        raise FitError(
-            "Layers differ both in their windows and in having a recurrence; expected one kind of difference."
-        )
-    unwindowed = {"sliding_window": None} if found.fields.get("sliding_window") is not None else {}
-    found.fields |= {
-        "mixer": "attention",
-        "layer_types": repeating(types),
-        "layer_overrides": {LINEAR: {"mixer": mixer, **unwindowed}},
-    }

@@ -13,31 +13,17 @@ from transparity_conformance.identify.fitting.mixers import Recurrence
 from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
 from transparity_conformance.identify.fitting.values.convolutions import Convolution
 from transparity_conformance.identify.fitting.values.experts import Experts
-from transparity_conformance.identify.fitting.values.linears import Columns, Linear
+from transparity_conformance.identify.fitting.values.linears import Columns, Linear, Sublayer
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.identify.fitting.values.scores import Softmax
 from transparity_numpy.arithmetic.functional import sigmoid
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class Attention(Sublayer):
     softmax: Softmax
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    gate: Linear | None = None
-    """The linear map whose sigmoid multiplies the context."""
-    packed: tuple[str, ...] = ()
-    """The names of fused query, key, value or gate parameters."""
-
-    @property
-    def given(self) -> np.ndarray:
-        return self.query.given
-
-    @property
-    def result(self) -> tuple[int, np.ndarray]:
-        return self.output.at, self.output.made
+    packed: tuple[str, ...]
+    """The names of the parameters from which query, key, value and gate were read; some may be fused."""
 
     @property
     def heads(self) -> int:
@@ -45,34 +31,21 @@ class Attention:
 
     @property
     def head_dim(self) -> int:
-        return self.output.weight.shape[1] // self.heads
+        return self.maps["output"].weight.shape[1] // self.heads
 
-    def split(self, linear: Linear) -> np.ndarray:
+    def by_head(self, role: str) -> np.ndarray:
         batch, _, queries, keys = self.softmax.weights.shape
-        length = keys if linear in (self.key, self.value) else queries
-        return linear.made.reshape(batch, length, -1, self.head_dim).swapaxes(1, 2)
+        length = queries if role == "query" else keys
+        return self.maps[role].made.reshape(batch, length, -1, self.head_dim).swapaxes(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
-class FeedForward:
-    ups: tuple[Linear, ...]
-    down: Linear
+class FeedForward(Sublayer):
+    """The maps `up` and `down`, or `gate`, `up` and `down`; the activation tells which of two is the gate."""
 
-    @property
-    def given(self) -> np.ndarray:
-        return self.ups[0].given
-
-    @property
-    def result(self) -> tuple[int, np.ndarray]:
-        return self.down.at, self.down.made
-
-
-Mixer = Attention | Recurrence
-
-Sublayer = Mixer | FeedForward | Experts
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""The operations that reveal a mixer."""
+"""The operations that reveal an attention or a recurrence."""
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
@@ -97,23 +70,20 @@ def softmaxes(heard: RecordedCall) -> list[Softmax]:
 
 def sublayers(
     maps: Sequence[Linear],
-    weights: Sequence[Softmax],
+    unsorted: Sequence[Anchor],
     width: int,
+    experts: Sequence[Experts],
     *,
     keys_first: bool,
-    recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
-    experts: Sequence[Experts] = (),
 ) -> tuple[list[Sublayer], list[Linear]]:
     """Return the sublayers in execution order, and the linear maps after the last sublayer. `keys_first` matters if
     keys and queries have the same shape."""
     found: list[Sublayer] = []
-    routed = {each.router: each for each in experts}
-    unsorted: list[Anchor] = [*weights, *recurrences]
+    routed = {each.maps["router"]: each for each in experts}
     anchors = sorted(unsorted, key=_end_of)
     cuts = [-1, *map(_end_of, anchors), float("inf")]
-    between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
-    projections: list[Linear] = between[0]
-    for anchor, rest in zip(anchors, between[1:], strict=True):
+    projections, *between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
+    for anchor, rest in zip(anchors, between, strict=True):
         if not rest or not projections:
             place = "before" if rest else "after"
             raise FitError(f"No linear map was found {place} the softmax of sublayer {len(found)}; {_FORMS}")
@@ -124,17 +94,14 @@ def sublayers(
             found.append(attention)
             behind = [*unread, *behind]
         else:
-            found.append(Recurrence(*anchor, output))
+            found.append(Recurrence({"": anchor[1][0], "output": output}, *anchor))
         feed, projections = _feed_forward(behind, width, routed, is_last=anchor is anchors[-1])
         found += feed
     return found, projections
 
 
 def _end_of(anchor: Anchor) -> int:
-    if isinstance(anchor, Softmax):
-        return anchor.at
-    convolutions, maps = anchor
-    return max(*(each.at for each in convolutions), *(each.at for each in maps))
+    return anchor.at if isinstance(anchor, Softmax) else max(each.at for part in anchor for each in part)
 
 
 _FORMS = "expected a linear map for each of query, key and value, or one for all three in this order."
@@ -157,43 +124,46 @@ def _feed_forward(
     ups, (down,) = groups[0], groups[1]
     inner = down.weight.shape[1]
     if len(ups) == 1 and ups[0].weight.shape[0] == 2 * inner:
-        ups = [ups[0].part(0, inner), ups[0].part(inner, 2 * inner)]
-    return [FeedForward(tuple(ups), down)], list(itertools.chain(*groups[2:]))
+        ups = [ups[0].rows(slice(0, inner)), ups[0].rows(slice(inner, 2 * inner))]
+    named = dict(zip(("gate", "up")[-len(ups) :], ups, strict=True))
+    return [FeedForward({**named, "down": down})], list(itertools.chain(*groups[2:]))
 
 
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
-    """Return the attention, and the part of a fused map that the attention does not read. Without the value's features,
-    the features start with query and key. If the value's features are not consecutive, query, key and value alternate
-    by groups of heads."""
+    """Return the attention, and the part of a fused map that it does not read. Query and key are the first features
+    besides the value's. If the value's features are apart, query, key and value alternate by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
     shared = (heads * batch * queries, heads * batch * keys)  # the rows of a map that is applied to every head
-    every = [
-        each
-        for one in projections
-        for each in (one.over_heads(heads, width // heads) if len(one.made) in shared else [one])
-    ]
+    every: list[Linear] = []
+    for one in projections:
+        every += one.over_heads(heads, width // heads) if len(one.made) in shared else [one]
     columns = Columns([one for one in every if len(one.made) == batch * keys])
     rest = [one for one in every if one not in columns.maps]  # in cross-attention: the maps of the query
-    own, wide = (Columns(rest), 0) if rest else (columns, width)
+    own = Columns(rest) if rest else columns
     names = tuple(each for one in every for each in (one.name, one.bias_name) if each is not None)
     for value, gate in _values(softmax, columns, own, output):
         left = columns.without(value, () if rest else gate)
         groups = 1 if max(value) - min(value) < len(value) else len(value) * heads // width
-        of_query, of_key = wide // groups, len(value) // groups
+        of_query, of_key = 0 if rest else width // groups, len(value) // groups
         if len(left) % groups or len(left) < groups * (of_query + of_key):
             continue
-        rows = np.reshape(left, (groups, -1))
-        ends = (of_key, of_key + of_query, 0, of_key) if keys_first else (0, of_query, of_query, of_query + of_key)
-        key, unread = rows[:, ends[2] : ends[3]].ravel().tolist(), rows[:, of_query + of_key :].ravel().tolist()
-        query = own.linear(own.without(gate) if rest else rows[:, ends[0] : ends[1]].ravel().tolist())
-        linears = (query, columns.linear(key), columns.linear(value), output)
-        made = Attention(softmax, *linears, own.linear(gate) if gate else None, names)
-        if gate or is_same(_context(made), output.given):
-            return made, [columns.linear(unread)] if unread else []
+        ends = of_key if keys_first else of_query, of_query + of_key
+        rows = np.split(np.reshape(left, (groups, -1)), ends, axis=1)
+        query, key, unread = (part.ravel().tolist() for part in rows)
+        query, key = (key, query) if keys_first else (query, key)
+        maps = {
+            "query": own.linear(own.without(gate) if rest else query),
+            "key": columns.linear(key),
+            "value": columns.linear(value),
+            **({"gate": own.linear(gate)} if gate else {}),
+            "output": output,
+        }
+        if gate or is_same(_context(softmax, maps["value"].made, width // heads), output.given):
+            return Attention(maps, softmax, names), [columns.linear(unread)] if unread else []
     raise FitError(
         f"The context of an attention with {heads} heads is not a weighted sum of the results of the "
         f"preceding linear maps; {_FORMS}"
@@ -217,7 +187,7 @@ def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) ->
     end = columns.made.shape[1]
     for value in reversed(columns.maps):
         begin = end - value.made.shape[1]
-        sums = _context(Attention(softmax, value, value, value, output))
+        sums = _context(softmax, value.made, context.shape[2])
         if sums.size == output.given.size:
             gate = own.matching(output.given, sigmoid, sums.reshape(output.given.shape))
             if gate is not None:
@@ -225,12 +195,12 @@ def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) ->
         end = begin
 
 
-def _context(attention: Attention) -> np.ndarray:
+def _context(softmax: Softmax, value: np.ndarray, head_dim: int) -> np.ndarray:
     """Return the weighted sum of the values; empty if the shapes do not fit."""
-    batch, heads, _, keys = attention.softmax.weights.shape
-    rows, features = attention.value.made.shape
-    shared = rows * features // (batch * keys * attention.head_dim)
-    if rows % (batch * keys) or features % attention.head_dim or not shared or heads % shared:
+    batch, heads, _, keys = softmax.weights.shape
+    rows, features = value.shape
+    shared = rows * features // (batch * keys * head_dim)
+    if rows % (batch * keys) or features % head_dim or not shared or heads % shared:
         return np.empty(0)
-    value = attention.split(attention.value).repeat(heads // shared, axis=1)
-    return (attention.softmax.weights @ value).swapaxes(1, 2)
+    own = value.reshape(batch, keys, -1, head_dim).swapaxes(1, 2).repeat(heads // shared, axis=1)
+    return (softmax.weights @ own).swapaxes(1, 2)

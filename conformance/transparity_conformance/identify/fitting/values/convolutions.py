@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,65 +42,57 @@ def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int, length: int) -> list[Convolution]:
-    found = []
-    rows = functools.cache(lambda features: _rows_of(operations, (batch, length, features)))
+    rows: dict[int, list[tuple[int, np.ndarray]]] = {}
+    found: list[Convolution] = []
     for name, kernel in kernels_over_time(values):
-        vectors = {each: value for each, value in values.items() if value.shape == (len(kernel),)}
-        made = next(_uses(name, kernel, vectors, rows(len(kernel))), None)
-        if made is not None:
-            found.append(made)
+        features = len(kernel)
+        if features not in rows:
+            rows[features] = list(_rows_of(operations, (batch, length, features)))
+        biases = {"": np.zeros(features)} | {each: own for each, own in values.items() if own.shape == (features,)}
+        found += itertools.islice(_uses(name, kernel, biases, rows[features]), 1)
     return sorted(found, key=lambda each: each.at)
 
 
-def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
+def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the values of a shape (rows, positions, features), possibly recorded as (rows, features, positions)."""
     batch, length, features = shape
-    found: list[tuple[int, np.ndarray]] = []
+    last = np.empty(0)
     for index, operation in enumerate(operations):
         value = operation.value
         if value.size != batch * length * features or value.ndim < 2:
             continue
-        if value.shape[-1] == length != features:
-            value = value.reshape(batch, features, length).swapaxes(1, 2)
-        else:
-            value = value.reshape(shape)
-        if not found or not np.array_equal(found[-1][1], value):
-            found.append((index, value))
-    return found
+        is_time_last = value.shape[-1] == length != features
+        value = value.reshape(batch, features, length).swapaxes(1, 2) if is_time_last else value.reshape(shape)
+        if not np.array_equal(last, value):
+            last = value
+            yield index, value
 
 
 def _uses(
-    name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
+    name: str, kernel: np.ndarray, biases: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
-    biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
         # Compare the first position first: it depends only on itself, and quickly excludes most pairs.
         begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
         for index, made in rows[place + 1 : place + 17]:  # a convolution takes few operations
-            for bias, begin in begins.items():
-                if not is_same(begin, made[0, 0]):
-                    continue
+            for bias in (each for each, begin in begins.items() if is_same(begin, made[0, 0])):
                 before = np.zeros((len(given), kernel.shape[1] - 1, given.shape[2]))
                 if is_same(silu(causal_convolution(kernel, given, before) + biases[bias]), made):
-                    names = (name, bias) if bias else (name,)
-                    yield Convolution(index, given, made, kernel, vectors.get(bias), names)
+                    own = biases[bias] if bias else None
+                    yield Convolution(index, given, made, kernel, own, (name, bias) if bias else (name,))
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
     """Return each layer's convolutions, and the linear maps of their input. Raise `FitError` without these maps."""
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
-        source = _source(each, maps)
-        if groups and any(source is one for one in groups[-1][1]):
+        first = each.given.reshape(-1, each.given.shape[2])[:, :1]
+        before = [one for one in maps if one.at < each.at and len(one.made) == len(first)]
+        source = next((one for one in before[::-1] if any(is_same(column, first) for column in one.made.T)), None)
+        if source is None:
+            raise FitError(f"The convolution of {each.names[0]} does not read the output of a linear map.")
+        if groups and source in groups[-1][1]:
             groups[-1][0].append(each)
-            continue
-        groups.append(([each], [one for one in maps if is_same(one.given, source.given)]))
+        else:
+            groups.append(([each], [one for one in maps if is_same(one.given, source.given)]))
     return groups
-
-
-def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
-    first = convolution.given.reshape(-1, convolution.given.shape[2])[:, :1]
-    for one in reversed(maps):
-        is_before = one.at < convolution.at and len(one.made) == len(first)
-        if is_before and any(is_same(column, first) for column in one.made.T):
-            return one
-    raise FitError(f"The convolution of {convolution.names[0]} does not read the output of a linear map.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 
 from transparity.config import RopeLayout, Timescales
-from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
 from transparity_conformance.identify.fitting.values.numbers import (
     SAME,
     difference,
@@ -24,33 +24,30 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 
-USUAL_THETA = (10_000.0,)
+USUAL_THETA = 10_000.0
+TABLE, PLACES = "token_embedding.weight", "position_embedding.weight"
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
+    """An embedding with its fields, and with its parameters under the reference's names without the stack."""
+
     table: str
     """The token table, or the first parameter that reads an image or audio."""
-    scale: float
-    value: np.ndarray
-    positions: str = "none"
-    position_table: str | None = None
-    offset: int = 0
-    theta: float = USUAL_THETA[0]
-    layout: RopeLayout = "interleaved"
-    timescales: Timescales = "exclusive"
-    type_table: str | None = None
-    parameters: Arrays = field(default_factory=dict)
-    """For images and audio: the parameters under the reference's names, without the stack."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Arrays
+    fields: Mapping[str, Any]
     used: tuple[str, ...] = ()
+    """The parameters that read images and audio."""
+    value: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0))
+    scale: float = 1.0
+
+    @property
+    def positions(self) -> str:
+        return str(self.fields["positions"])
 
     @property
     def reads_tokens(self) -> bool:
-        return not self.fields
-
-    def length(self, batch: int) -> int:
-        return len(self.value) // batch
+        return TABLE in self.parameters
 
 
 def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
@@ -62,16 +59,16 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
     return None
 
 
-def embedding(
-    operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
-) -> Embedding:
-    table = table_of(operations, tokens, values)
+def embedding(heard: RecordedCall, tokens: np.ndarray, types: np.ndarray | None, values: Arrays) -> Embedding:
+    table = table_of(heard.operations, tokens, values)
     assert table is not None, "no operation looks up the tokens in a table"
-    type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
-    looked_up = values[table][tokens]
-    added = values[type_table][types] if type_table else np.zeros_like(looked_up)
-    others = {name: each for name, each in values.items() if name not in (table, type_table)}
-    made = positioned(table, sums_of(operations, looked_up, added), others, type_table)
+    parameters, looked_up = {TABLE: values[table]}, values[table][tokens]
+    others = {name: each for name, each in values.items() if name != table}
+    added = np.zeros_like(looked_up)
+    if types is not None and (type_table := table_of(heard.operations, types, others)):
+        rows = parameters["token_type_embedding.weight"] = others.pop(type_table)
+        added = rows[types]
+    made = positioned(Embedding(table, parameters, {}), sums_of(heard.operations, looked_up, added), others)
     if made is None:
         raise FitError(f"No operation adds rows of a position table, or sinusoids, to the rows of {table}.")
     return made
@@ -81,31 +78,36 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 """The sum of embeddings and positions, the factor of the embeddings, and the positions."""
 
 
-def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding of the last sum whose positions are zero, sinusoids, or rows of a table in `others`. Raise
-    `FitError` for rows with a factor, which no configuration has."""
+def positioned(plain: Embedding, sums: Iterator[Sum], others: Arrays) -> Embedding | None:
+    """Return the embedding of the last sum whose positions are zero, sinusoids, or rows of a table in `others`."""
     for value, scale, left in reversed(list(sums)):
-        plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table)
-        if is_same(value, value - left):
-            return plain
-        length, width = left[0].shape
-        is_like = {
-            name: each.ndim == 2 and each.shape[1] == width and len(each) >= length for name, each in others.items()
-        }
-        tables = {name: table for name, table in others.items() if is_like[name]}
-        for name, table in tables.items():
-            for offset in range(len(table) - length + 1):
-                if is_same(table[offset], left[0][0]) and is_same(table[offset : offset + length], left[0]):
-                    return dataclasses.replace(plain, positions="learned", position_table=name, offset=offset)
-        if (made := _sinusoidal(plain, left[0])) is not None:
-            return made
-        for name, rows in tables.items():
-            factor = factor_between(rows[:length], left[0])
-            if factor is not None:
-                raise FitError(
-                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; "
-                    "multiply the table itself, or remove the factor."
-                )
+        found = ({"positions": "none"}, {}) if is_same(value, value - left) else _positions(left[0], others)
+        if found is not None:
+            fields, own = {"position_offset": 0, **plain.fields, **found[0]}, {**plain.parameters, **found[1]}
+            rows = value.reshape(-1, value.shape[-1])
+            return dataclasses.replace(plain, value=rows, scale=scale, fields=fields, parameters=own)
+    return None
+
+
+def _positions(left: np.ndarray, others: Arrays) -> tuple[Mapping[str, Any], Arrays] | None:
+    """Return the fields of positions, and their table. Raise `FitError` for a table with a factor, which no
+    configuration has."""
+    length, width = left.shape
+    like = {name: each.reshape(-1, width) for name, each in others.items() if each.shape[-1:] == (width,)}
+    tables = {name: table for name, table in like.items() if len(table) >= length}
+    for table in tables.values():
+        for offset in range(len(table) - length + 1):
+            if is_same(table[offset], left[0]) and is_same(table[offset : offset + length], left):
+                return {"positions": "learned", "position_offset": offset}, {PLACES: table}
+    if fields := _sinusoidal(left):
+        return fields, {}
+    for name, table in tables.items():
+        factor = factor_between(table[:length], left)
+        if factor is not None:
+            raise FitError(
+                f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; "
+                "multiply the table itself, or remove the factor."
+            )
     return None
 
 
@@ -136,26 +138,27 @@ def sums_of(
                 break
 
 
-def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
+def _sinusoidal(left: np.ndarray) -> dict[str, Any]:
+    """Return the fields of the sinusoids `left`, or {} if no sinusoids fit."""
     length, width = left.shape
     found: list[tuple[int, float, RopeLayout, Timescales]] = []
-    layouts: tuple[RopeLayout, ...] = ("interleaved", "halves")
-    scales: tuple[Timescales, ...] = ("exclusive", "inclusive") if width > 2 else ("exclusive",)
-    for layout, timescales in itertools.product(layouts if width % 2 == 0 and length > 1 else (), scales):
+    kinds = itertools.product(get_args(RopeLayout), get_args(Timescales)) if width % 2 == 0 and length > 1 else ()
+    for layout, timescales in kinds:
         both = left[1].reshape(-1, 2).T if layout == "interleaved" else left[1].reshape(2, -1)
-        angles = np.arctan2(both[0], both[1])
+        angles, whole = np.arctan2(both[0], both[1]), width if timescales == "exclusive" else width - 2
+        if not whole:
+            continue
 
         def error(theta: float, layout: RopeLayout = layout, timescales: Timescales = timescales) -> float:
             return difference(sinusoidal_positions(length, width, theta, layout, timescales), left)
 
-        steps = np.arange(1, len(angles))
-        whole = width if timescales == "exclusive" else width - 2
-        estimates = np.abs(angles[1:]) ** (-whole / (2 * steps)) if width > 2 else np.array([USUAL_THETA[0]])
-        best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA[0])
-        theta = settle(best, error, USUAL_THETA, "float32")
+        estimates = np.abs(angles[1:]) ** (-whole / (2 * np.arange(1, len(angles))))
+        best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA)
+        theta = settle(best, error, (USUAL_THETA,), "float32")
         if error(theta) <= SAME:  # both kinds may fit, with different theta
             found.append((digits(theta), theta, layout, timescales))
     if not found:
-        return None
-    _, theta, layout, timescales = min(found, key=lambda each: each[0])
-    return dataclasses.replace(plain, positions="sinusoidal", theta=theta, layout=layout, timescales=timescales)
+        return {}
+    _, *values = min(found, key=lambda each: each[0])
+    names = ("rope_theta", "rope_layout", "sinusoidal_timescales")
+    return {"positions": "sinusoidal", **dict(zip(names, values, strict=True))}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
+from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
 from transparity_conformance.identify.fitting.values.linears import Linear
-from transparity_conformance.identify.fitting.values.numbers import DIGITS, digits, settle
+from transparity_conformance.identify.fitting.values.numbers import DIGITS, digits, is_same, settle
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
@@ -40,13 +42,38 @@ class FoundFields:
         except ConfigError as error:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
+    def read_names(self, *fields: str) -> None:
+        """Determine `fields`, which only decide which parameters exist: the reference must have all parameters that
+        were found, and as few others as possible. A field comes after the fields on which its effect depends."""
+        for name in fields:
+            default = bool(TransformerConfig.__dataclass_fields__[name].default)
+            ways: dict[bool, tuple[int, int]] = {}
+            for value in (default, not default):
+                with contextlib.suppress(ConfigError):
+                    shapes = parameter_shapes(TransformerConfig(**self.fields | {name: value}))
+                    ways[value] = len(self.parameters.keys() - shapes.keys()), len(shapes)
+            if ways:
+                self.fields[name] = min(ways, key=lambda value: ways[value])
+
+    def fill_biases(self) -> None:
+        """Add biases of 0 if only some maps or norms of the module have a bias."""
+        for name, shape in parameter_shapes(self.config()).items():
+            if name.endswith("bias"):
+                self.parameters.setdefault(name, np.zeros(shape))
+
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
         return walk(Probe("fit", tap, "", self.config(**others), self.parameters, inputs), {}, until=tap)[tap]
 
-    def take(self, fields: Mapping[str, Any]) -> None:
-        self.fields |= fields
-        for name in fields:
-            self.untold.pop(name, None)
+    def computes(self, calls: Sequence[RecordedCall], **others: Any) -> bool:
+        return all(is_same(self.computed(call.inputs, "logits", **others), call.output) for call in calls)
+
+    def choose(self, options: Iterable[Mapping[str, Any]], is_right: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Take the first of the options that is right, if any."""
+        for fields in options:
+            if is_right(fields):
+                self.fields |= fields
+                self.untold = {name: why for name, why in self.untold.items() if name not in fields}
+                return
 
     def put_factor(
         self, name: str, factor: float, bases: Mapping[str, float], error: Callable[[float], float] | None = None
@@ -71,9 +98,8 @@ class FoundFields:
             self.untold[f"{name}_scale"] = f"{' or '.join(same)} has the same effect"
             self.untold[f"{name}_multiplier"] = f"the value depends on {name}_scale"
 
-    def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add a linear map. If `bias` is set and the map has no bias, add zeros."""
+    def put(self, name: str, linear: Linear) -> None:
         self.parameters[f"{name}.weight"] = linear.weight
         self.used.add(linear.name.split("[")[0])
-        if bias:
-            self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias
+        if linear.bias is not None:
+            self.parameters[f"{name}.bias"] = linear.bias

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from transparity.config import Activation, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
@@ -21,21 +21,17 @@ from transparity_numpy.heads.pooled import POOLERS, pool
 from transparity_numpy.masks import visible_keys
 
 
-def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
+def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[str, bool]:
     """Return the activation that turns one or two linear maps into `hidden`, and whether the second is the gate."""
     tried: list[tuple[float, str, bool]] = []
     for name, function in ACTIVATIONS.items():
-        if len(ups) == 1:
-            tried.append((difference(function(ups[0]), hidden), name, False))
-            continue
-        for swapped in (False, True):
-            gate, up = ups[::-1] if swapped else ups
-            tried.append((difference(function(gate) * up, hidden), name, swapped))
-    error, name, swapped = min(tried)
+        for is_swapped, (gate, *up) in ((False, ups), (True, ups[::-1])):
+            tried.append((difference(function(gate) * (up[0] if up else 1), hidden), name, is_swapped))
+    error, name, is_swapped = min(tried)
     if error > SAME:
         known = ", ".join(ACTIVATIONS)
         raise FitError(f"The feed-forward's activation was not recognized; expected one of {known}, gated or not.")
-    return name, swapped  # type: ignore[return-value]
+    return name, is_swapped
 
 
 def scale_of_logits(logits: np.ndarray, output: np.ndarray) -> Scale:
@@ -51,15 +47,16 @@ def scale_of_logits(logits: np.ndarray, output: np.ndarray) -> Scale:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The kind of the output, and the linear maps after the last layer."""
+    """The kind of the output, and the linear maps after the last layer: a pooler or a transform, then the head."""
 
-    kind: str
-    linear: Linear | None = None
-    pooler: Linear | None = None
-    activation: str = "none"
-    transform: Linear | None = None
-    """The linear map before an activation and `norm`."""
+    fields: Mapping[str, Any]
+    maps: Mapping[str, Linear] = field(default_factory=dict)
     norm: Norm | None = None
+    """The norm of a transform."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.fields["head"])
 
     @property
     def is_pooled(self) -> bool:
@@ -67,66 +64,77 @@ class Head:
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
         """Return the input (rows, width) of the head's first linear map, or `output`."""
-        first = self.pooler or self.transform or self.linear
+        first = next(iter(self.maps.values()), None)
         return output.reshape(-1, width) if first is None else first.given
 
 
-def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
-    """Return a head that ends with the last of `maps`, possibly after a transform."""
-    *before, last = maps
-    for one in before[-1:] if before and before[-1].made.shape == last.given.shape else ():
-        for function in ACTIVATIONS.values():
-            norm = norms.between(function(one.made), last.given)
-            if norm is not None:
-                return Head("logits", last, transform=one, norm=norm)
-    return Head("logits", last)
+def head_of(rest: Sequence[Linear], output: np.ndarray, embed_dim: int, norms: Norms) -> Head:
+    if output.ndim == 2:
+        return _pooled_head(rest, output, embed_dim)
+    if not rest:
+        return Head({"head": "hidden"})
+    *before, last = rest
+    if output.size == last.made.size:
+        for one in before[-1:] if before and before[-1].made.shape == last.given.shape else ():
+            for function in ACTIVATIONS.values():
+                norm = norms.between(function(one.made), last.given)
+                if norm is not None:
+                    return Head({"head": "logits"}, {"head_transform": one, "head": last}, norm)
+        return Head({"head": "logits"}, {"head": last})
+    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # the linear map is an unused pooler
+        return Head({"head": "hidden"})
+    raise FitError(
+        f"The output has the shape {output.shape}, but the last linear map returns {last.made.shape}; expected logits, "
+        "hidden states, classes or a pooled state."
+    )
 
 
-def activation_between(linear: Linear, made: np.ndarray) -> str | None:
+def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
+    """Return the head of a model with one vector per row: a pooled state or classes."""
+    for one in reversed(rest):
+        activation = _pooler(one, output)
+        if activation is not None:
+            return Head({"head": "pooled", "pooler": activation}, {"pooler": one})
+        is_of_rows = one.made.shape[1] == output.shape[1] and len(one.made) % len(output) == 0
+        own = zip(np.split(one.made, len(output)), output, strict=True) if is_of_rows else ()
+        # The map's result may have one vector per row, or several positions, of which one is the output.
+        if is_same(one.made, output) or (
+            is_of_rows and all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
+        ):
+            before = rest[: rest.index(one)][-1:]
+            activation = _pooler(before[0], one.given) if before else None
+            pooler = {"pooler": before[0]} if activation else {}
+            fields = {"head": "classes", "pooler": activation or "none", "num_classes": len(one.weight)}
+            return Head(fields, {**pooler, "head": one})
+    if output.shape[1] == embed_dim:
+        return Head({"head": "pooled", "pooler": "none"})
+    raise FitError(f"No linear map after the last layer returns the output, which has the shape {output.shape}.")
+
+
+def _pooler(linear: Linear, made: np.ndarray) -> str | None:
     if linear.made.size != made.size or linear.weight.shape[0] != linear.weight.shape[1]:
         return None
     return next((name for name, function in POOLERS.items() if is_same(function(linear.made), made)), None)
 
 
-def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, batch · length) that pool each row's states: the first position, the last position, the
-    position of a token, or a mean. A mean may leave out one token as padding."""
-    yield picked(np.zeros(batch, int), length)
-    yield picked(np.full(batch, length - 1), length)
-    yield averaged(np.ones((batch, length)))
-    if tokens is not None:
-        yield picked(tokens.argmax(1), length)
-        for token in np.unique(tokens):
-            yield picked((tokens == token).argmax(1), length)
-            yield averaged(tokens != token)
-
-
-def picked(places: np.ndarray, length: int) -> np.ndarray:
-    matrix = np.zeros((len(places), len(places) * length))
-    matrix[np.arange(len(places)), np.arange(len(places)) * length + places] = 1
-    return matrix
-
-
-def averaged(seen: np.ndarray) -> np.ndarray:
-    """Return the matrix of each row's mean over the seen positions."""
-    rows = np.kron(np.eye(len(seen)), np.ones((1, seen.shape[1]))) * seen.reshape(-1)
-    return np.asarray(rows / np.maximum(rows.sum(1, keepdims=True), 1))
-
-
-def pooling_fields(tokens: np.ndarray | None, size: int, pads: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each kind of pooling, the simplest first. An image has no `tokens`; `pads` are possible
-    padding fields."""
+def pooling_fields(tokens: Iterable[int], pads: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each kind of pooling, the simplest first. `tokens` may end a text; `pads` are the fields of
+    possible padding."""
     yield {"pooling": "first"}
-    for pooling in ("mean", "last"):
-        for pad in pads:
-            yield {"pooling": pooling, **pad}
-    if tokens is not None:
-        yield {"pooling": "largest"}
-        for token in range(size):
-            yield {"pooling": "eos", "eos_id": token}
+    yield from ({"pooling": pooling, **pad} for pooling in ("mean", "last") for pad in pads)
+    for number, token in enumerate(tokens):
+        if not number:
+            yield {"pooling": "largest"}
+        yield {"pooling": "eos", "eos_id": token}
 
 
-def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
-    (name,) = config.input_names
-    visible = visible_keys(inputs[name], config.pad_id, inputs.get("attention_mask"), config.positions_of(name))
-    return pool(config, states, visible, inputs.get("tokens"))
+def pooled_states(fields: Mapping[str, Any], states: np.ndarray, inputs: Arrays) -> np.ndarray:
+    tokens = inputs.get("tokens")
+    size = 1 + max(
+        0 if tokens is None else int(tokens.max()), *(fields.get(name) or 0 for name in ("pad_id", "eos_id"))
+    )
+    config = TransformerConfig(
+        architecture="encoder", source_vocab_size=size, head="pooled", **{"pad_id": None, **fields}
+    )
+    read, positions = (states, states.shape[1]) if tokens is None else (tokens, None)
+    return pool(config, states, visible_keys(read, config.pad_id, inputs.get("attention_mask"), positions), tokens)

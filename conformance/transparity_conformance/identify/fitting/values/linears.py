@@ -28,15 +28,31 @@ class Linear:
 
     def over_heads(self, heads: int, head_dim: int) -> list[Linear]:
         """Split a map that runs on each head into parts, such as query, key and value, each with all heads."""
-        parts = [self.part(begin, begin + head_dim) for begin in range(0, len(self.weight), head_dim)]
+        parts = [self.rows(slice(begin, begin + head_dim)) for begin in range(0, len(self.weight), head_dim)]
         return [dataclasses.replace(each, made=each.made.reshape(-1, heads * len(each.weight))) for each in parts]
 
-    def part(self, begin: int, end: int) -> Linear:
-        return self.rows(slice(begin, end))
-
-    def rows(self, chosen: slice | np.ndarray) -> Linear:
+    def rows(self, chosen: slice) -> Linear:
         bias = None if self.bias is None else self.bias[chosen]
         return dataclasses.replace(self, made=self.made[:, chosen], weight=self.weight[chosen], bias=bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Sublayer:
+    maps: Mapping[str, Linear]
+    """The linear maps by the reference's names, from the first, which reads the input, to the last."""
+
+    @property
+    def tensor(self) -> str:
+        return next(iter(self.maps.values())).name
+
+    @property
+    def given(self) -> np.ndarray:
+        return next(iter(self.maps.values())).given
+
+    @property
+    def result(self) -> tuple[int, np.ndarray]:
+        *_, last = self.maps.values()
+        return last.at, last.made
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
@@ -103,21 +119,19 @@ def _products(
                     continue
                 rows, results = x.reshape(-1, into), made.reshape(-1, out)
                 few = [0, len(rows) // 2, len(rows) - 1]
-                left = results[few] - rows[few] @ weight.T
-                if not is_same(left - left[0] + 1, np.ones_like(left)):
-                    continue
-                bias_name = _bias(left.mean(0), vectors)
-                if bias_name is None and not is_same(left + 1, np.ones_like(left)):
-                    continue
-                bias = None if bias_name is None else vectors[bias_name]
-                if is_same(results, rows @ weight.T + (0 if bias is None else bias)):
-                    yield Linear(index, rows, results, weight, name, bias, bias_name)
+                bias_name = _bias(results[few] - rows[few] @ weight.T, vectors)
+                bias = vectors.get(bias_name or "")
+                if bias_name is not None and is_same(results, rows @ weight.T + (0 if bias is None else bias)):
+                    yield Linear(index, rows, results, weight, name, bias, bias_name or None)
 
 
 def _bias(left: np.ndarray, vectors: Arrays) -> str | None:
-    return next(
-        (name for name, vector in vectors.items() if vector.shape == left.shape and is_same(vector, left)), None
-    )
+    """Return the name of the vector that equals every row, or "" if all rows are 0."""
+    added, ones = left.mean(0), np.ones_like(left)
+    if is_same(left + 1, ones):
+        return ""
+    equal = (name for name, vector in vectors.items() if vector.shape == added.shape and is_same(vector, added))
+    return next(equal, None) if is_same(left - left[0] + 1, ones) else None
 
 
 def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays) -> Linear:
@@ -127,11 +141,10 @@ def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays)
         if not own & set(operation.inputs) or operation.value.size != linear.made.size:
             continue
         made = operation.value.reshape(linear.made.shape)
-        left = made - linear.made
-        if is_same(made, linear.made):
-            own.add(index)
-        elif is_same(left - left[0] + 1, np.ones_like(left)) and (name := _bias(left[0], vectors)):
-            return Linear(index, linear.given, made, linear.weight, linear.name, vectors[name], name)
+        name = _bias(made - linear.made, vectors)
+        if name:
+            return dataclasses.replace(linear, at=index, made=made, bias=vectors[name], bias_name=name)
+        own |= set() if name is None else {index}
     return linear
 
 
@@ -181,7 +194,7 @@ class Columns:
             )
         (first, begin), (last, end) = rows[0], rows[-1]
         if first is last and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
-            return first.part(begin, end + 1)
+            return first.rows(slice(begin, end + 1))
         has_bias = any(one.bias is not None for one, _ in rows)
         bias = np.array([0.0 if one.bias is None else one.bias[row] for one, row in rows]) if has_bias else None
         return Linear(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,73 +40,59 @@ class Norm:
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Norms:
     vectors: Mapping[str, np.ndarray]
-    used: set[str] = field(default_factory=set)
     are_biasless: bool = False
     """Whether a layer norm may lack a bias. A first search of stacks requires biases."""
 
-    def having(self, used: set[str]) -> Norms:
-        return Norms(self.vectors, set(used), self.are_biasless)
-
-    def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        few = np.linspace(0, len(x) - 1, 4).astype(int)
-        candidates = list(self._candidates())
-        errors = self._errors(x[few], made[few], candidates)
-        if not len(errors) or errors.min() > SAME:
-            return self._batch(x, made)
+    def between(self, x: np.ndarray, made: np.ndarray, used: Collection[str] = ()) -> Norm | None:
+        """Return the norm that turns `x` into `made`, with parameters that are not `used`."""
+        free = [name for name in self.vectors if name not in used]
+        few, candidates = np.linspace(0, len(x) - 1, 4).astype(int), list(self._candidates(free))
+        errors = self._fitted(x[few], made[few], candidates)[0] if candidates else np.array([np.inf])
+        if errors.min() > SAME:
+            return self._batch(x, made, free)
         best = candidates[int(errors.argmin())]
-        if self._errors(x, made, [best])[0] > SAME:
-            return None
-        return Norm(*best, x, _projected(*self._parts(x, made, [best]))[0, :, 0])
+        (error,), (factors,) = self._fitted(x, made, [best])
+        return Norm(*best, x, factors[:, 0]) if error <= SAME else None
 
-    def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
-        for made in values:
-            if made is not x and (norm := self.between(x, made)):
-                yield norm, made
-
-    def _candidates(self) -> Iterator[Candidate]:
-        names = [name for name in self.vectors if name not in self.used]
-        pairs = [pair for two in itertools.pairwise(names) for pair in (two, two[::-1])]
+    def _candidates(self, free: Sequence[str]) -> Iterator[Candidate]:
+        pairs = [pair for two in itertools.pairwise(free) for pair in (two, two[::-1])]
         for gain in ("weight", "one-plus-weight"):
-            for name in names:
+            for name in free:
                 yield (name,), gain, "rms"
                 if self.are_biasless:
                     yield (name,), gain, "centred"
             for pair in pairs:
                 yield pair, gain, "centred"
 
-    def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Return each candidate's `difference` from `made`, all at once for speed."""
-        if not candidates:
-            return np.empty(0)
-        toward, left = self._parts(x, made, candidates)
-        factors = _projected(toward, left)
-        scale = np.maximum(np.abs(toward * factors).max((1, 2)), np.abs(left).max((1, 2)))
-        errors = np.abs(toward * factors - left).max((1, 2)) / np.where(scale > 0, scale, 1)
-        return np.where(np.isfinite(errors), errors, np.inf)
-
-    def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
-        """Return centered input · gain, and result − bias, each (candidates, rows, width)."""
+    def _fitted(
+        self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return each candidate's `difference` from `made` and the factors of its rows, all at once for speed."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
         is_rms = np.array([kind == "rms" for *_, kind in candidates])
         centres = np.where(is_rms[:, None, None], x, x - x.mean(-1, keepdims=True))
-        return centres * gains[:, None], made - biases[:, None]
+        toward, left = centres * gains[:, None], made - biases[:, None]
+        squares = (toward * toward).sum(-1, keepdims=True)
+        factors = (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
+        scale = np.maximum(np.abs(toward * factors).max((1, 2)), np.abs(left).max((1, 2)))
+        errors = np.abs(toward * factors - left).max((1, 2)) / np.where(scale > 0, scale, 1)
+        return np.where(np.isfinite(errors), errors, np.inf), factors
 
-    def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
+    def _batch(self, x: np.ndarray, made: np.ndarray, free: Sequence[str]) -> Norm | None:
         """Return the batch norm that turns `x` into `made`; its parameters are neighbors in the state dict."""
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)
         if difference(slopes * (x - centre) + target, made) > SAME:  # not a linear function of each feature
             return None
-        unused = [name for name in self.vectors if name not in self.used]
-        own = [name for name in unused if RUNNING not in name]
+        own = [name for name in free if RUNNING not in name]
         pairs = [(name, None) for name in own] if self.are_biasless else list(itertools.pairwise(own))
-        running = list(itertools.pairwise(name for name in unused if RUNNING in name))
+        running = list(itertools.pairwise(name for name in free if RUNNING in name))
         for pair, statistics, gain in itertools.product(pairs, running, ("weight", "one-plus-weight")):
             weight, mean, variance = (self.vectors[name] for name in (pair[0], *statistics))
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
@@ -118,51 +104,36 @@ class Norms:
         return None
 
 
-def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Return the factors with which the rows of `toward` are nearest to the rows of `left`."""
-    squares = (toward * toward).sum(-1, keepdims=True)
-    return (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
-
-
 def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
     kinds = {"centred": ("layer", "layer-unbiased"), "rms": ("rms",), "batch": ("batch",)}[norms[0].kind]
-    made = [(kind, _sizes(kind, norms)) for kind in kinds]
-    fitted = [(kind, _eps(kind, *sizes), sizes) for kind, sizes in made]
-    kind, eps, _ = min(fitted, key=lambda each: _misfit(each[0], each[1], *each[2]))
-    return kind, eps
+    fitted = {kind: _eps(kind, norms, USUAL_EPS) for kind in kinds}
+    kind = min(fitted, key=lambda each: fitted[each][1])
+    return kind, fitted[kind][0]
 
 
 def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, float]:
     """Return the eps of norms that the common eps does not explain."""
-    own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
+    own = {name: _eps(kind, [norm], (eps, *USUAL_EPS))[0] for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
 
 
-def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
-    return sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
-
-
-def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the divisors 1 / r, and the expected divisors without eps, squared unless `layer-unbiased`."""
-    divisors, sizes = [], []
+def _eps(kind: str, norms: Sequence[Norm], usual: Sequence[float]) -> tuple[float, float]:
+    """Return the eps that explains the divisors 1 / r, and the mean relative error of the divisors."""
+    divisors, sizes, power = [], [], 1 if kind == "layer-unbiased" else 2
     for norm in norms:
-        plain, width = norm.variance, norm.x.shape[-1]
-        if plain is None:
+        variance = norm.variance
+        if variance is None:
             centre = norm.x if kind == "rms" else norm.x - norm.x.mean(-1, keepdims=True)
-            squares = (centre**2).sum(-1)
-            plain = np.sqrt(squares / (width - 1)) if kind == "layer-unbiased" else squares / width
+            variance = (centre**2).sum(-1) / (norm.x.shape[-1] - (kind == "layer-unbiased"))
         is_finite = norm.factors > 0
         divisors.append(1 / norm.factors[is_finite])
-        sizes.append(plain[is_finite])
-    return np.concatenate(divisors), np.concatenate(sizes)
+        sizes.append(variance[is_finite] ** (power / 2))
+    divisor, size = np.concatenate(divisors), np.concatenate(sizes)
+    weights = divisor ** (-2 * power)
+    estimate = float(((divisor**power - size) * weights).sum() / weights.sum())
 
+    def misfit(eps: float) -> float:
+        return float(np.sqrt(np.mean((np.maximum(size + eps, 0) ** (1 / power) / divisor - 1) ** 2)))
 
-def _misfit(kind: str, eps: float, divisors: np.ndarray, sizes: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((_expected(kind, eps, sizes) / divisors - 1) ** 2)))
-
-
-def _eps(kind: str, divisors: np.ndarray, sizes: np.ndarray, usual: Sequence[float] = USUAL_EPS) -> float:
-    power = 1 if kind == "layer-unbiased" else 2
-    weights = divisors**-power
-    estimate = float(((divisors**power - sizes) * weights**2).sum() / (weights**2).sum())
-    return settle(max(estimate, 0.0), lambda eps: _misfit(kind, eps, divisors, sizes), usual)
+    found = settle(max(estimate, 0.0), misfit, usual)
+    return found, misfit(found)

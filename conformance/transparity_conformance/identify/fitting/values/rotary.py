@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,17 +19,6 @@ USUAL_ORIGINAL = (8192, 2048, 4096)
 USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
 LOW, HIGH = 1.0, 4.0
 """Llama 3.1 blends scaled and unscaled angles between these numbers of turns."""
-
-
-@dataclass(frozen=True)
-class Rotary:
-    layout: RopeLayout
-    features: int
-    theta: float
-    scaling: str = "none"
-    factor: float = 1.0
-    original: int = 8192
-    error: float = 0.0
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
@@ -47,19 +37,17 @@ def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterato
                 yield value
 
 
-def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
+def rotary_fields(query: np.ndarray, rotated: np.ndarray) -> dict[str, Any] | None:
     tried = []
-    for features in range(2, query.shape[-1] + 1, 2):
-        layouts: tuple[RopeLayout, ...] = ("interleaved", "halves")
-        for layout in layouts:
-            angles, error = _angles(query, rotated, features, layout)
-            tried.append((error, features, layout, angles))
+    for features, layout in itertools.product(range(2, query.shape[-1] + 1, 2), get_args(RopeLayout)):
+        angles, error = _angles(query, rotated, features, layout)
+        tried.append((error, features, layout, angles))
     least = min(error for error, *_ in tried)
     if least > SAME:
         return None
     # Take the smallest number of features, because more features also fit, with angles of 0.
     _, features, layout, angles = next(each for each in tried if each[0] <= 4 * least + np.finfo(float).eps)
-    return _explained(_frequencies(angles), layout, features, query.shape[2])
+    return {"positions": "rotary", "rope_layout": layout, "rotary_dim": features, **_scaled(_frequencies(angles))}
 
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
@@ -73,56 +61,49 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
     return angles, float(max(left, rest) / np.abs(query).max())
 
 
-def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return each pair's angle per position; later positions are more exact."""
+def _frequencies(angles: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return each pair's angle per position, of which later positions are more exact, and the number of positions."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))
         found = (angles[position] + 2 * math.pi * turns) / position
-    return found
+    return found, len(angles)
 
 
-def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int) -> Rotary | None:
-    exponents = np.arange(len(found)) * 2 / features
+def _scaled(measured: tuple[np.ndarray, int]) -> dict[str, Any]:
+    """Return theta and the scaling with which the frequencies are nearest to the measured ones."""
+    found, length = measured
+    exponents = np.arange(len(found)) / len(found)
+    plain = {"rotary_scaling": "none", "rotary_factor": 1.0, "rotary_original_length": 8192}
 
     def error(made: np.ndarray) -> float:
         return float((np.abs(made - found) / (np.abs(found) + SAME / length)).max())
 
-    def fitted(scaled: np.ndarray) -> tuple[float, float]:
-        """Return theta and its error, if the frequencies are powers of theta."""
-        plain = [
-            float(each ** (-1 / exponent)) for each, exponent in zip(scaled[1:], exponents[1:], strict=True) if each > 0
-        ]
-        factor = found[0] / scaled[0]
+    def fitted(factor: float) -> tuple[float, float]:
+        """Return theta and its error, if the frequencies are powers of theta, divided by a factor."""
+        pairs = zip(found[1:] * factor, exponents[1:], strict=True)
+        powers = [float(each ** (-1 / exponent)) for each, exponent in pairs if each > 0]
+        best = min(powers, key=lambda each: error(each**-exponents / factor), default=USUAL_THETA[0])
+        theta = settle(best, lambda each: error(each**-exponents / factor), USUAL_THETA, "float32")
+        return theta, error(theta**-exponents / factor)
 
-        def wrong(theta: float) -> float:
-            return error(theta**-exponents * factor)
-
-        theta = settle(min(plain, key=wrong, default=USUAL_THETA[0]), wrong, USUAL_THETA, "float32")
-        return theta, wrong(theta)
-
-    theta, wrong = fitted(found / 1.0)
+    theta, wrong = fitted(1.0)
     if wrong < SAME and abs(found[0] - 1) < SAME:
-        return Rotary(layout, features, theta, error=wrong)
+        return {**plain, "rope_theta": theta}
     factor = settled(float(1 / found[0]))
-    theta, wrong = fitted(found * factor)
-    made = [Rotary(layout, features, theta, "linear", factor, error=wrong)] if wrong < SAME else []
+    theta, wrong = fitted(factor)
+    made = [(wrong, {**plain, "rope_theta": theta, "rotary_scaling": "linear", "rotary_factor": factor})]
     # Compute candidates for theta from pairs of neighboring angles, assuming that both are scaled alike.
     steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
     shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
     thetas = dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA])
-    made += [_llama3(found, exponents, theta, layout, features, error) for theta in thetas]
-    return min(made, key=lambda each: each.error, default=None)
+    made = made * (wrong < SAME) + [_llama3(found, theta, exponents, error) for theta in thetas]
+    return min(made, key=lambda each: each[0])[1]
 
 
 def _llama3(
-    found: np.ndarray,
-    exponents: np.ndarray,
-    theta: float,
-    layout: RopeLayout,
-    features: int,
-    error: Callable[[np.ndarray], float],
-) -> Rotary:
+    found: np.ndarray, theta: float, exponents: np.ndarray, error: Callable[[np.ndarray], float]
+) -> tuple[float, dict[str, Any]]:
     plain = theta**-exponents
     ratios = found / plain
     factor = settled(float(1 / ratios.min()))
@@ -143,4 +124,5 @@ def _llama3(
     turns = original * plain / (2 * math.pi)
     share = np.clip((turns - LOW) / (HIGH - LOW), 0, 1)
     wrong = error((1 - share) * plain / factor + share * plain)
-    return Rotary(layout, features, theta, "llama3", factor, max(original, 1), wrong)
+    names = ("rope_theta", "rotary_scaling", "rotary_factor", "rotary_original_length")
+    return wrong, dict(zip(names, (theta, "llama3", factor, max(original, 1)), strict=True))

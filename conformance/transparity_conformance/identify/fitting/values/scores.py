@@ -64,16 +64,8 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask hides certain distances or other chunks and, in addition, whole keys or queries."""
-    _, queries, keys = masked.shape
-    distance = np.arange(queries)[:, None] - np.arange(keys)
-    hidden = np.zeros((queries, keys), bool)
-    if queries == keys:
-        for each in range(1 - keys, keys):
-            hidden |= (distance == each) & bool(np.diagonal(masked, -each, 1, 2).all())
-        chunks = (np.arange(keys) // size for size in range(2, keys))
-        others = (chunk[:, np.newaxis] != chunk for chunk in chunks)
-        hidden |= next((other for other in others if masked[:, other].all()), False)
+    """Return whether a mask hides the same keys in all rows of the batch and, in addition, whole keys or queries."""
+    hidden = masked.all(0, keepdims=True)
     columns, rows = ((masked | hidden).all(axis, keepdims=True) for axis in (1, 2))
     return bool(((hidden | columns) == masked).all() or ((hidden | rows) == masked).all())
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from transparity_conformance.identify.fitting.subject import ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding, positioned, sums_of
-from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.inputs.frames import convolved
 
@@ -60,100 +58,95 @@ def patch_kernels(values: Arrays) -> Iterator[Kernel]:
                 yield Kernel(name, moved.reshape(len(matrix), -1), channels, patch)
 
 
-def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
-    """Yield possible image shapes (channels, height, width), the most likely first."""
+def image_shapes(values: Arrays) -> dict[tuple[int, int, int], None]:
+    """Return possible image shapes (channels, height, width), the most likely first."""
     found: dict[tuple[int, int, int], None] = {}
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
         patches = [each for row in rows for each in (row - 1, row) if each > 0 and math.isqrt(each) ** 2 == each]
         for side in (*sorted({math.isqrt(each) for each in patches}, reverse=True), *USUAL_SIDES):
             found |= {(kernel.channels, side * kernel.patch, side * kernel.patch): None}
-    yield from found
+    return found
 
 
-def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield possible kernels over time, as (features out, features in, 3)."""
-    for name, value in values.items():
-        if value.ndim == 3 and value.shape[2] == TAPS:
-            yield name, value
-        elif value.ndim == 3 and value.shape[0] == TAPS:
-            yield name, value.transpose(2, 1, 0)  # flax's layout
+def convolutions(values: Arrays) -> Iterator[tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]]:
+    """Yield pairs of parameters that may be successive kernels over time, as (features out, features in, 3)."""
+    found = {name: value for name, value in values.items() if value.ndim == 3 and value.shape[2] == TAPS}
+    others = {name: value for name, value in values.items() if value.ndim == 3 and name not in found}
+    found |= {name: value.transpose(2, 1, 0) for name, value in others.items() if len(value) == TAPS}  # flax's layout
+    for first, second in itertools.permutations(found.items(), 2):
+        if second[1].shape[:2] == (len(first[1]), len(first[1])):
+            yield first, second
 
 
 def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
     """Yield possible spectrogram shapes (mel bins, frames), the most likely first; `tables` include buffers."""
-    kernels = list(convolutions(values))
-    for (_, first), (_, second) in itertools.permutations(kernels, 2):
+    for (_, first), _ in convolutions(values):
         width = len(first)
-        if second.shape[:2] != (width, width):
-            continue
         rows = {each.size // width for each in tables.values() if each.ndim > 1 and each.shape[-1] == width}
         for frames in (*(2 * each for each in sorted(rows)), *USUAL_FRAMES):
             yield first.shape[1], frames
 
 
 def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
+    expected = "a linear map of square patches, an optional class token, and positions added before the first layer"
+    return _placed(
+        heard, values, _patches(heard, values), f"The image embedding was not recognized; expected {expected}."
+    )
+
+
+def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
+    expected = "Whisper's: two convolutions of width 3 with strides 1 and 2, bias and GELU, then positions"
+    return _placed(
+        heard, values, _frames(heard, values), f"The audio embedding was not recognized; expected {expected}."
+    )
+
+
+def _placed(
+    heard: RecordedCall, values: Arrays, readings: Iterator[tuple[Embedding, np.ndarray]], otherwise: str
+) -> Embedding:
+    for plain, x in readings:
+        others = {name: value for name, value in values.items() if name not in plain.used}
+        found = positioned(plain, sums_of(heard.operations, x, np.zeros_like(x), is_scaled=False), others)
+        if found is not None:
+            return found
+    raise ForeignError(otherwise)
+
+
+def _patches(heard: RecordedCall, values: Arrays) -> Iterator[tuple[Embedding, np.ndarray]]:
+    """Yield possible embeddings before the positions: mapped patches, behind a class token or not."""
     pixels = heard.inputs["pixels"].astype(np.float64)
     for kernel in patch_kernels(values):
         if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
             continue
-        made = kernel.cut(pixels) @ kernel.matrix.T
-        vectors = [name for name, value in values.items() if value.shape == made.shape[-1:]]
-        for bias in (*vectors, None):
+        made, width = kernel.cut(pixels) @ kernel.matrix.T, len(kernel.matrix)
+        for bias in (*(name for name, value in values.items() if value.shape == (width,)), None):
             patches = made if bias is None else made + values[bias]
             if not heard.shows(patches):
                 continue
-            found = _with_class_token(kernel, bias, patches, heard.operations, values)
-            if found is not None:
-                return found
-    raise ForeignError(
-        "The image embedding was not recognized; expected a linear map of square patches, an optional class token, and "
-        "positions added before the first layer."
-    )
+            own = {"patch_projection.weight": kernel.matrix}
+            own |= {} if bias is None else {"patch_projection.bias": values[bias]}
+            tokens = (name for name, each in values.items() if each.size == width and name not in (kernel.name, bias))
+            for token in (*tokens, None):
+                first = np.empty((0, width)) if token is None else values[token].reshape(1, width)
+                fields = {"patch_size": kernel.patch, "image_channels": kernel.channels}
+                fields |= {"patch_bias": bias is not None, "class_token": token is not None}
+                used = tuple(each for each in (kernel.name, bias, token) if each is not None)
+                parameters = own if token is None else {**own, "class_embedding.weight": first}
+                before = np.broadcast_to(first, (len(patches), *first.shape))
+                yield Embedding(kernel.name, parameters, fields, used), np.concatenate([before, patches], axis=1)
 
 
-def _with_class_token(
-    kernel: Kernel, bias: str | None, patches: np.ndarray, operations: Sequence[Operation], values: Arrays
-) -> Embedding | None:
-    width = patches.shape[-1]
-    others = {name: each for name, each in values.items() if name not in (kernel.name, bias)}
-    vectors = [name for name, each in others.items() if each.size == width]
-    parameters = {"patch_projection.weight": kernel.matrix}
-    parameters |= {} if bias is None else {"patch_projection.bias": values[bias]}
-    fields = {"patch_size": kernel.patch, "image_channels": kernel.channels, "patch_bias": bias is not None}
-    for name in (*vectors, None):
-        token = () if name is None else (np.broadcast_to(values[name].reshape(width), (len(patches), 1, width)),)
-        x = np.concatenate([*token, patches], axis=1)
-        own = {} if name is None else {"class_embedding.weight": values[name].reshape(1, width)}
-        tables = {each: value for each, value in tables_of(others, width).items() if each != name}
-        found = positioned(kernel.name, sums_of(operations, x, np.zeros_like(x), is_scaled=False), tables)
-        if found is not None:
-            used = tuple(each for each in (kernel.name, bias, name) if each is not None)
-            fields["class_token"] = name is not None
-            return dataclasses.replace(found, parameters=parameters | own, fields=fields, used=used)
-    return None
-
-
-def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
+def _frames(heard: RecordedCall, values: Arrays) -> Iterator[tuple[Embedding, np.ndarray]]:
+    """Yield possible embeddings before the positions: frames after two convolutions."""
     frames = heard.inputs["source"].astype(np.float64).swapaxes(1, 2)
-    kernels = list(convolutions(values))
-    for (first, one), (second, other) in itertools.permutations(kernels, 2):
-        if one.shape[1] != frames.shape[2] or other.shape[1] != len(one):
-            continue
-        for x, before in _convolved(heard, frames, one, 1, values):
+    fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
+    for (first, one), (second, other) in convolutions(values):
+        for x, before in _convolved(heard, frames, one, 1, values) if one.shape[1] == frames.shape[2] else ():
             for y, behind in _convolved(heard, x, other, 2, values):
-                names = (first, second, before, behind)
-                tables = tables_of({each: value for each, value in values.items() if each not in names}, y.shape[-1])
-                found = positioned(first, sums_of(heard.operations, y, np.zeros_like(y), is_scaled=False), tables)
-                if found is not None:
-                    parameters = _parameters("first", one, values[before])
-                    parameters |= _parameters("second", other, values[behind])
-                    fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
-                    return dataclasses.replace(found, parameters=parameters, fields=fields, used=names)
-    raise ForeignError(
-        "The audio embedding was not recognized; expected Whisper's: two convolutions of width 3 with strides 1 and 2, "
-        "bias and GELU, then positions."
-    )
+                parameters = {"first_convolution.weight": one, "first_convolution.bias": values[before]}
+                parameters |= {"second_convolution.weight": other, "second_convolution.bias": values[behind]}
+                yield Embedding(first, parameters, fields, (first, second, before, behind)), y
 
 
 def _convolved(
@@ -165,11 +158,3 @@ def _convolved(
             made = convolved({"weight": kernel, "bias": bias}, x, stride)
             if heard.shows(made):
                 yield made, name
-
-
-def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
-    return {f"{which}_convolution.weight": kernel, f"{which}_convolution.bias": bias}
-
-
-def tables_of(values: Arrays, width: int) -> Arrays:
-    return {name: value.reshape(-1, width) for name, value in values.items() if value.shape[-1:] == (width,)}

@@ -47,6 +47,10 @@ QUIET = {"TQDM_DISABLE": "1"}
 """Environment variables that hide progress bars, unless the user's environment sets them."""
 
 
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
+"""The exceptions that decoding a malformed answer may raise."""
+
+
 class PortProcess:
     """The process of a port, which answers one request at a time. `environment` contains additional environment
     variables. Messages call the process `who`. `ProcessGroup` explains the other arguments."""
@@ -115,15 +119,7 @@ class PortProcess:
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            LookupError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except MALFORMED as error:
             self.stop()
             raise PortProcessError(f"{self.name} sent a malformed reply during {what}: {error}.") from None
         if kind == "returned":

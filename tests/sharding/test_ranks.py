@@ -1,3 +1,4 @@
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from transparity_conformance.suite.ranks import RanksError, RemoteBackend, Remot
 CONFIG = CASES["llama"].resized(target_vocab_size=32)
 MESHES = ((1, 4), (2, 2), (4, 1))
 
+parts_of: Callable[[str], Any] = harness
+
 
 def own_rank(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
     """Return a wrong port, whose replicas differ between the ranks."""
@@ -28,14 +31,10 @@ def own_rank(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
 
 
 def test_ranks_that_disagree_are_an_error() -> None:
-    group = started(parts_of("pytorch"), 2, f"{__file__}:own_rank")
-    with pytest.raises(RanksError, match="__call__: ranks return different results"):
-        RemoteForward(IsolatedBuild(group)(CONFIG, {}))(tokens=np.zeros((1, 2), int))
-    group.stop()
-
-
-def parts_of(name: str) -> Any:
-    return harness(name)
+    with contextlib.closing(IsolatedBuild(started(parts_of("pytorch"), 2, f"{__file__}:own_rank"))) as make:
+        forward = RemoteForward(make(CONFIG, {}))
+        with pytest.raises(RanksError, match="__call__: ranks return different results"):
+            forward(tokens=np.zeros((1, 2), int))
 
 
 @pytest.fixture(params=["pytorch", "flax"])
@@ -81,14 +80,13 @@ def test_no_rank_reads_the_whole(name: str, mesh: tuple[int, int], tmp_path: Pat
         if value.ndim == 2 and not name.endswith(("key.weight", "value.weight"))
     }
     shards = 4 if name == "pytorch" else mesh[1]  # FSDP shards over data ranks, too; JAX replicates over them
-    group = started(parts, 4, f"{__file__}:reads")
-    port = IsolatedBuild(group)(CONFIG, path, module=parts.SHARDED, mesh=mesh)
-    for read in port.answers_by_rank("__call__"):
+    with contextlib.closing(IsolatedBuild(started(parts, 4, f"{__file__}:reads"))) as make:
+        by_rank = make(CONFIG, path, module=parts.SHARDED, mesh=mesh).answers_by_rank("__call__")
+    for read in by_rank:
         assert {name for name, _ in read} == set(parameters)
         for parameter, size in read:
             if parameter in large:
                 assert size == parameters[parameter].nbytes // shards
-    group.stop()
 
 
 @pytest.mark.slow

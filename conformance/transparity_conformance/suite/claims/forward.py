@@ -42,15 +42,15 @@ def probes_for(bench: Bench, case: str) -> Iterator[Probe]:
 def _about(name: str, pattern: str, says: str) -> None:
     """Register the claim that, on each probe, the activations whose names match `pattern` agree."""
 
-    def check(bench: Bench) -> Iterator[ClaimEvidence]:
-        for probe in probes_for(bench, bench.traced_cases):
+    def check(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
+        for probe in probes_for(bench, case):
             record, taps = bench.evidence(probe.case), bench.traced(probe)
             for name in probe.oracle.expected:
                 if re.fullmatch(pattern, name):
                     yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
 
     check.__name__, check.__doc__ = name, says
-    claim(compiled=True)(check)
+    claim(compiled=True, cases="traced_cases")(check)
 
 
 for _name, _pattern, _says in (
@@ -74,10 +74,10 @@ for _name, _pattern, _says in (
     _about(_name, _pattern, _says)
 
 
-@claim(of_reference=True, compiled=True)
-def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(of_reference=True, compiled=True, cases="fast_cases")
+def fast_logits(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The logits of the fast path, which has fused attention and no taps, agree with the oracle."""
-    for probe in probes_for(bench, bench.fast_cases):
+    for probe in probes_for(bench, case):
         yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
 
@@ -152,10 +152,10 @@ def low_precision_weights_and_activations(bench: Bench, case: str) -> Iterator[C
         yield from record.forward(oracle, forward, probe.inputs)
 
 
-@claim(topic="precision", dtypes=EVERY, quick=())
-def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(topic="precision", dtypes=EVERY, quick=(), cases=PRESETS)
+def taps_in_every_precision(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """All activations and the logits of every preset agree with the oracle in every precision."""
-    for probe in probes_for(bench, PRESETS):
+    for probe in probes_for(bench, case):
         record, logits = bench.evidence(probe.case), bench.logits(probe)
         yield from record.taps(probe.oracle, bench.traced(probe), f"{{}} ({probe.name})")
         yield record.oracle(probe.oracle, f"logits by the fast path ({probe.name})", logits, "logits")

@@ -110,10 +110,8 @@ def test_what_describes_no_backward_pass_is_refused(rest: Any) -> None:
 @pytest.mark.parametrize("answer", ["None", "[1, []]", "type('Table', (dict,), {})()"])
 def test_a_malformed_record_is_an_error_of_the_port(spec: str, probe: Probe, answer: str) -> None:
     file = Path(spec.removesuffix(":build"))
-    worker = "transparity_conformance.running.process.worker"
-    file.write_text(
-        f"from {worker} import Worker\nimport __main__\n__main__.Worker.listen = lambda *_: {answer}\n{PORT}"
-    )
+    package = "transparity_conformance.running.process"
+    file.write_text(f"from {package} import requests\nrequests.listen = lambda *_: {answer}\n{PORT}")
     build = isolated_build(spec)
     with pytest.raises(PortProcessError, match="sent a malformed record of its operations"):
         run_listening(built(build, probe), probe)

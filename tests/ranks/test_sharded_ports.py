@@ -1,5 +1,4 @@
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import probes, probes_of
 from transparity_conformance.running.process.isolation import IsolatedBuild, RemotePort
 from transparity_conformance.running.process.joining import Whole
-from transparity_conformance.running.process.ranks import group_of
+from transparity_conformance.running.process.ranks import ProcessGroup, group_of
 from transparity_conformance.running.process.running import sharding_of
 from transparity_conformance.running.process.wire import Handle
 
@@ -178,13 +177,16 @@ def test_only_operations_with_the_same_values_on_every_rank_are_whole() -> None:
         return [Operation(name, value, inputs, ()) for name, value, inputs in made]
 
     by_rank = [recorded(WHOLE[:1]), recorded(WHOLE[1:])]
-    assert [(each.name, each.inputs) for each in Whole().of(0, by_rank)] == [("whole", ()), ("summed", (0,))]
-    assert len(Whole().of(0, by_rank[:1])) == 3
+    assert [(each.name, each.inputs) for each in Whole().of(Handle(1, "port"), by_rank)] == [
+        ("whole", ()),
+        ("summed", (0,)),
+    ]
+    assert len(Whole().of(Handle(1, "port"), by_rank[:1])) == 3
 
 
 def test_a_port_that_returns_another_form_keeps_its_placements() -> None:
     probe, placed = probes("notes-lm")["mixed"], Sharding(2)
-    group: Any = SimpleNamespace(sharding_of=lambda handle: placed)
-    ran = Ran({}, ReachedCalls(), {id(probe.parameters): RemotePort(group, Handle(1, "port"), probe.config)}, {})
+    port = RemotePort(cast(ProcessGroup, None), Handle(1, "port"), probe.config, sharding=placed)
+    ran = Ran({}, ReachedCalls(), {id(probe.parameters): port}, {})
     form = AnswerForm(PARTS[0], LOGITS, 0.0, 0.0, ((), ()))
     assert sharding_of(in_form(ran, form, {"mixed": probe}).forward) is placed

@@ -1,18 +1,15 @@
-import json
-import os
-import traceback
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.helpers import exported
 from tests.runtimes.gguf_files import KINDS, write
 
+from meta.alone import alone
 from meta.fuzz.strategies import damaged, examples
 from transparity.errors import TransparityError
 from transparity_conformance.checking.gguf.checking import GgufCheck
@@ -55,34 +52,15 @@ def difference(path: Path, original: Path, folder: Path) -> float:
     return found
 
 
-def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """Return the verdict of a check without a search for causes; if it is `agrees`, also the result of `difference`."""
+def judged(path: Path, original: Path, folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield the verdict of a check without a search for causes; if it is `agrees`, also the result of `difference`."""
     try:
         check = GgufCheck(Options(str(path), budget=0.0, logits_only=True, dtype="float32"))
         verdict = check(next(iter(check.systems(import_checkpoint(folder)))), ignore_progress).verdict
-    except TransparityError as error:
-        return {"what": "refused", "sentence": str(error)}
-    return {"what": verdict} | ({"difference": difference(path, original, folder)} if verdict == "agrees" else {})
-
-
-def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run a function in a forked process, which may crash."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns of forks, but the child does not use JAX
-        child = os.fork()
-    if child == 0:
-        try:
-            result = run()
-        except BaseException:  # noqa: BLE001 - that nothing else is raised is what is looked for
-            result = {"what": "raised", "sentence": traceback.format_exc()}
-        os.write(writing, json.dumps(result).encode()[:60_000])
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answer:
-        content = answer.read()
-    _, status = os.waitpid(child, 0)
-    return json.loads(content) if content else {"what": f"died ({status})"}
+    except TransparityError:
+        yield "refused", 0.0
+    else:
+        yield verdict, difference(path, original, folder) if verdict == "agrees" else 0.0
 
 
 def test_damaged_files_that_agree_have_the_same_numbers(tmp_path: Path, pytestconfig: pytest.Config) -> None:
@@ -90,10 +68,12 @@ def test_damaged_files_that_agree_have_the_same_numbers(tmp_path: Path, pytestco
     folder, original = tmp_path / "checkpoint", tmp_path / "model.gguf"
     exported("llama", folder, embed_dim=256, feed_forward_dim=256, num_decoder_layers=1)
     write("llama", folder, original, KINDS.Q4_0)
-    assert judged(original, original, folder) == {"what": "agrees", "difference": 0.0}
+    assert list(judged(original, original, folder)) == [("agrees", 0.0)]
     for index in range(24 * (10 if pytestconfig.getoption("--every-case") else 1)):
         path = tmp_path / f"{index}.gguf"
         path.write_bytes(damage(Random(f"1/{index}"), original.read_bytes()))
-        found = in_a_process(partial(judged, path, original, folder))
-        assert found["what"] in ("refused", "diverges", "inconclusive", "agrees"), (index, found)
-        assert found.get("difference", 0.0) <= STEPS, (index, found)
+        with warnings.catch_warnings(action="ignore"):  # JAX warns of forks, but the child does not use JAX
+            found, why = alone(get_context("fork"), 120, judged, path, original, folder)
+        assert found is not None, f"file {index}: the check raised an exception, or ended its process {why}"
+        assert found[0] in ("refused", "diverges", "inconclusive", "agrees"), (index, found)
+        assert found[1] <= STEPS, (index, found)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 from unittest.mock import patch
 
 from hypothesis import given, settings
@@ -23,9 +22,13 @@ from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.strategies import models
 from transparity_conformance.report.comparison import BackendSubject
+from transparity_conformance.running.process.joining import handle_of
+from transparity_conformance.running.process.ranks import ProcessGroup
+from transparity_conformance.running.process.wire import Handle
+from transparity_conformance.suite import ranks
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import all_claims
-from transparity_conformance.suite.ranks import State, launched
+from transparity_conformance.suite.ranks import launched
 from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
@@ -130,33 +133,42 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
         dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
     try:
         parts = harness_beside(build)
-        with parts.pinned(), planted_on_ranks(build, parts) if claim.sharded else nullcontext():
+        with parts.pinned(), planted_on_ranks(build) if claim.sharded else nullcontext():
             return not all(item.agrees for item in claim.check(Bench(BackendSubject(build.name, dtype), build, parts)))
     except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
         return True
 
 
 @contextmanager
-def planted_on_ranks(build: Backend, parts: Harness) -> Iterator[None]:
+def planted_on_ranks(build: Backend) -> Iterator[None]:
     """Plant the fault of `build` in the worker processes of its sharded column until the context ends."""
-    ranks = launched(cast(ShardedHarness, parts))
-    ranks.do(_enter, *PLANTED[id(build)])
+    entered: dict[ProcessGroup, Handle] = {}
+
+    def launched_with_fault(parts: ShardedHarness, count: int) -> ProcessGroup:
+        group = launched(parts, count)
+        if group not in entered:
+            entered[group] = handle_of(group.answers("planting", _enter, *PLANTED[id(build)]))
+        return group
+
     try:
-        yield
+        with patch.object(ranks, "launched", launched_with_fault):
+            yield
     finally:
-        if ranks.alive:  # the fault may have ended the workers
-            ranks.do(_leave)
+        for group, stack in entered.items():
+            if group.is_running:  # the fault may have ended the processes
+                group.answers("restoring", _leave, stack)
 
 
-def _enter(state: State, column: str, file: str, source: str) -> None:
+def _enter(column: str, file: str, source: str) -> ExitStack:
+    ranks.sharded_backend.cache_clear()
     stack = ExitStack()
     stack.enter_context(planted(column, file, source))
-    state.objects = {"planted": stack, "right": state.objects}
+    return stack
 
 
-def _leave(state: State) -> None:
-    state.objects["planted"].close()
-    state.objects = state.objects["right"]
+def _leave(stack: ExitStack) -> None:
+    stack.close()
+    ranks.sharded_backend.cache_clear()
 
 
 def drawn_catches(build: Backend) -> bool:

@@ -32,37 +32,23 @@ from transparity_conformance.running.ways import CACHES, COTANGENT, add_ways
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
     """Return a forward pass that takes inputs by the reference's names; also return the model's name of each input."""
-    names = input_names(takes_of(model))
-    _, array, without_gradients, whole = _prepared(model, framework)
-
-    def forward(**inputs: np.ndarray) -> Any:
-        with without_gradients():
-            return answer_in(whole(**{names[ours]: array(value) for ours, value in inputs.items()}))
-
-    return forward, names
+    names, own = input_names(takes_of(model)), called_by_its_names(model, framework)
+    return lambda **inputs: own(**{names[ours]: value for ours, value in inputs.items()}), names
 
 
-def _prepared(
-    model: Any, framework: str | None = None
-) -> tuple[inspect.Signature | None, Array, Context, Callable[..., Any]]:
-    array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
-    takes = takes_of(model)
-    return takes, array, without_gradients, completed(model, takes, array, without_gradients)
-
-
-def _in_evaluation_mode(model: Any) -> Any:
+def _prepared(model: Any, framework: str | None) -> tuple[inspect.Signature | None, Array, Context]:
+    """Put a model into evaluation mode; return its signature, and how to make its arrays and call it."""
     if is_instance(model, "torch.nn", "Module") or is_instance(model, "flax.nnx", "Module"):
         call_port(model.eval)
-    return model
+    return takes_of(model), *call_port(arrays, model, framework or call_port(framework_of, model))
 
 
-def called_by_its_names(model: Any) -> Callable[..., Any]:
+def called_by_its_names(model: Any, framework: str | None = None) -> Callable[..., Any]:
     """Return `forward(**inputs)`, which takes inputs by the model's own names, and has the model's signature. The first
     input may have any name. `forward` returns the array of logits or hidden states."""
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function that takes its inputs.")
-    array, without_gradients = call_port(arrays, _in_evaluation_mode(model), call_port(framework_of, model))
-    takes = takes_of(model)
+    takes, array, without_gradients = _prepared(model, framework)
     further, has_targets = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def called(way: Callable[..., Any], *settings: Any, **inputs: np.ndarray) -> Any:
@@ -129,7 +115,8 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     if (kind := kind_of(model)) is not None:
         own: Callable[..., Any] = call_port(kind.forward_of, model, config)
         return own
-    takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model), framework)
+    takes, array, without_gradients = _prepared(model, framework)
+    whole = completed(model, takes, array, without_gradients)
     parameters = {} if takes is None else dict(takes.parameters)
     names = frozenset(parameters)
     plain = (each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD)

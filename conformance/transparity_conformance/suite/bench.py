@@ -59,6 +59,11 @@ class Bench:
         return same
 
     @property
+    def compiles(self) -> bool:
+        """Whether the backend compiles models by default."""
+        return self.backend.modes[0] != "eager"
+
+    @property
     def shards(self) -> bool:
         return hasattr(self.parts, "SHARDED")
 

@@ -25,7 +25,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.joining import Differing
 from transparity_conformance.running.process.ranks import ProcessGroup, isolated_of
-from transparity_conformance.running.process.running import Port, built, in_precision
+from transparity_conformance.running.process.running import Port, built, in_precision, sharding_of
 
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
 
@@ -50,7 +50,7 @@ def against_one(
 ) -> RanksComparison:
     """Compare the results on several ranks and on one rank. If the run on one rank fails, return `inconclusive`."""
     many = run_all(build, probes, progress, logits_only=logits_only)
-    declared = next(iter(group.shardings.values())).placements
+    declared = sharding_of(next(iter(many.forwards.values()))).placements
     placements = {name: str(placement) for name, placement in declared.items()}
     one = in_precision(dataclasses.replace(isolated_of(build), process=group.alone), dtype)
     try:
@@ -128,13 +128,13 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
     """If the port has the method `with_dropout`, compare which entries the ranks drop."""
-    group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
-    if not group.offers(forward, METHOD):
+    forward = cast(Any, built(evidence.build, probe))
+    if not forward.offers(METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port has no such method"])
         return
     tokens = {name: as_given(value) for name, value in probe.inputs.items()}
-    answers = [dict(answer) for answer in group.answers_of(forward, METHOD, tokens)]
-    sharding, expected = group.sharding_of(forward.handle), probe.oracle.expected
+    answers = [dict(answer) for answer in forward.answers_by_rank(METHOD, **tokens)]
+    sharding, expected = sharding_of(forward), probe.oracle.expected
     names = [tap for tap in expected if all(tap in answer for answer in answers)]
     wrong = [
         Divergence(tap, 1.0, 0.0, (cause,), probe=probe.name)

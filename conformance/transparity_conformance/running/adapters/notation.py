@@ -26,18 +26,14 @@ from transparity.taps import in_every_layer, in_layer
 from transparity.text import safe
 from transparity_conformance.capabilities.port_calls import PortError
 
-SIZES = {"D": "embed_dim", "N": "num_heads", "K": "key_value_heads", "H": "head_dim", "F": "feed_forward_dim"}
-"""The letters for sizes. Each letter stands for a field or a property of the configuration."""
-
-OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
-OF_FRAMES = {"M": "mel_bins"}
-OF_RECURRENCES = {
-    "R": "recurrent_heads",
-    "G": "recurrent_key_heads",
-    "S": "recurrent_key_dim",
-    "V": "recurrent_value_dim",
+SIZES = {
+    "": "D embed_dim, N num_heads, K key_value_heads, H head_dim, F feed_forward_dim",
+    "reads_pixels": "C image_channels, P patch_size",
+    "reads_frames": "M mel_bins",
+    "is_recurrent": "R recurrent_heads, G recurrent_key_heads, S recurrent_key_dim, V recurrent_value_dim",
 }
-"""Further letters, for models with images, audio frames or recurrences."""
+"""The letters for sizes, each with a field or a property of the configuration. The keys are the properties of models
+that have the letters; all models have the letters of the first row."""
 
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
@@ -80,9 +76,8 @@ class Selection:
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
-    of_images = OF_IMAGES if config.reads_pixels else {}
-    of_frames = OF_FRAMES if config.reads_frames else {}
-    return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
+    rows = [row for which, row in SIZES.items() if not which or getattr(config, which)]
+    return dict(letter.split() for row in rows for letter in row.split(", "))
 
 
 def sizes_of(config: TransformerConfig) -> dict[str, int]:

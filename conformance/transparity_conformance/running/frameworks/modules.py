@@ -249,20 +249,11 @@ def _of_nnx(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     for path, variable in nnx.state(model).flat_state():
         if isinstance(variable, nnx.Param | nnx.BatchStat) and variable[...].dtype.kind == "f":
             read = functools.partial(_numbers, variable, ...)
-            yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_nnx_write, model, path))
+            yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_replace, variable, ...))
 
 
 def _numbers(node: Any, key: Any) -> np.ndarray:
     return np.array(node[key], np.float32)
-
-
-def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
-    import jax.numpy as jnp
-
-    part = model
-    for step in path:
-        part = part[step] if isinstance(step, int) or not hasattr(part, str(step)) else getattr(part, str(step))
-    part[...] = jnp.asarray(numbers.reshape(part.shape), part.dtype)
 
 
 def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:

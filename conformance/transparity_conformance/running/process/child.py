@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,8 @@ from transparity_conformance.cache import compiled, quickly
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
+from transparity_conformance.running.process import requests
+from transparity_conformance.running.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
 """The default timeout in seconds for a call of a port, or for a program."""
@@ -44,6 +45,10 @@ def checked_timeout(seconds: float | None) -> float:
 
 QUIET = {"TQDM_DISABLE": "1"}
 """Environment variables that hide progress bars, unless the user's environment sets them."""
+
+
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
+"""The exceptions that decoding a malformed answer may raise."""
 
 
 class PortProcess:
@@ -76,7 +81,7 @@ class PortProcess:
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
-        self.ask("load", spec, adapter, quickly() if is_small else {})
+        self.ask(requests.load, spec, adapter, quickly() if is_small else {})
 
     @property
     def is_running(self) -> bool:
@@ -89,14 +94,14 @@ class PortProcess:
             return None
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
-    def ask(self, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send the request `name`, and the numbers of objects that the process should free. `received` waits for the
-        answer."""
+    def ask(self, function: Callable[..., Any], *arguments: Any, largest: int | None = None) -> None:
+        """Send a request: a function that the process calls, and the numbers of objects that the process should free.
+        `received` waits for the answer."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         most = min(largest or largest_answer(), largest_answer())
         try:
             self.connection.settimeout(self.timeout)
-            send_request(self.connection, (name, arguments, most, numbers))
+            send_request(self.connection, (function, arguments, most, numbers))
         except OSError:  # the process has ended or does not read; `received` reports the reason
             pass
 
@@ -104,7 +109,8 @@ class PortProcess:
         """Return the answer to a request; wait until `deadline` (by default, for `timeout` seconds)."""
         try:
             deadline = deadline or time.monotonic() + self.timeout
-            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
+            is_running = lambda: self.is_running
+            kind, *content = receive_answer(self.connection, deadline, largest_answer(), is_running, self._handle)
         except TimeoutError:
             self.stop()
             raise PortTimeoutError(
@@ -113,15 +119,7 @@ class PortProcess:
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            LookupError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except MALFORMED as error:
             self.stop()
             raise PortProcessError(f"{self.name} sent a malformed reply during {what}: {error}.") from None
         if kind == "returned":
@@ -130,6 +128,12 @@ class PortProcess:
             raise PortCallError(str(content[0]))
         self.stop()
         raise LoadError(str(content[0]))
+
+    def _handle(self, number: int, kind: str) -> Handle:
+        """Return a handle; after the checker has freed the handle, the process frees the object."""
+        handle = Handle(number, kind)
+        weakref.finalize(handle, self.released.append, handle.number)
+        return handle
 
     def _died(self, what: str) -> PortProcessError:
         with contextlib.suppress(subprocess.TimeoutExpired):

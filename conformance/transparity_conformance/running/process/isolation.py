@@ -19,15 +19,18 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
-from transparity_conformance.capabilities.sharding import Sharding
+from transparity.parameters import parameter_shapes
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError, has_method
+from transparity_conformance.capabilities.sharding import ALONE, Sharding, read_placements
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.exporting import Edit
 from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
+from transparity_conformance.running.process import requests
 from transparity_conformance.running.process.child import checked_timeout
+from transparity_conformance.running.process.joining import Shapes, handle_of, joined
 from transparity_conformance.running.process.ranks import ProcessGroup
 from transparity_conformance.running.process.wire import MISSHAPEN, Handle, Recorded
 
@@ -43,8 +46,10 @@ def isolated_build(
     `PortProcessError` if the process ends or gives no answer within `timeout` seconds. Set `is_small` if all models are
     small: the process then uses one thread, and JAX compiles without slow passes.
     """
-    seconds, is_launched = checked_timeout(timeout), ranks > 1
-    return IsolatedBuild(ProcessGroup(spec, seconds, adapter, ranks, is_launched=is_launched, is_small=is_small))
+    started = functools.partial(ProcessGroup, spec, checked_timeout(timeout), adapter, is_small=is_small)
+    group = started(ranks, is_launched=ranks > 1)
+    group.alone = started(is_launched=True) if ranks > 1 else None
+    return IsolatedBuild(group)
 
 
 def spec_of(build: Callable[..., Any] | str) -> str:
@@ -80,41 +85,70 @@ class _Method(_Described):
 
 
 class RemotePort(_Described):
-    """A built port in another process; calling it runs the forward pass."""
+    """A built port in another process; calling it runs the forward pass. `offered` contains the descriptions of the
+    signatures of its methods."""
 
     is_filled = True
     """Whether the port's tensors contain the weights that the caller passed."""
 
     def __init__(
-        self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
+        self,
+        process: ProcessGroup,
+        handle: Handle,
+        config: TransformerConfig | None,
+        described: Any = None,
+        sharding: Sharding = ALONE,
+        offered: Mapping[str, Any] | None = None,
     ) -> None:
         self._process, self.handle, self._config, self._described = process, handle, config, described
+        self._sharding, self._offered = sharding, offered or {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._offered:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return _Method(functools.partial(self.asked, name), self._offered[name])
 
     def __call__(self, **tokens: np.ndarray) -> Any:
         """Run the forward pass; the answer may have as many bytes as all activations together."""
-        config, largest = self._config, None
-        if config is not None:
-            largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
-        return self._process.answer("forward", "call", self.handle.number, "", (), tokens, None, largest=largest)
+        largest = None
+        if self._config is not None:
+            largest = 8 * sum(map(math.prod, shapes_of(self._config, tokens).values())) + MISSHAPEN
+        request = requests.call, self.handle, "", (), tokens, None, self._config
+        return self._joined("", self._process.answers("forward", *request, largest=largest), tokens)
 
     def offers(self, name: str) -> bool:
-        return self._process.offers(self, name)
+        return all(self._process.answers("the request for its methods", has_method, self.handle, name))
 
-    def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        return _called(self._process, self.handle, name, *args, **named)
+    def asked(self, method: str, *args: Any, **named: Any) -> Any:
+        return self._joined(method, self.answers_by_rank(method, *args, **named), {})
+
+    def answers_by_rank(self, method: str, *args: Any, **named: Any) -> list[Any]:
+        kind = Backward if method == "backward" else object
+        return self._process.answers(method, requests.call, self.handle, method, args, named, _stays(method), kind=kind)
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
         """Call a method, or by default the forward pass, and record its operations. Leave out operations whose values
         would make the record larger than half of `largest_answer()`."""
-        request = self.handle.number, method, args, named, _stays(method), whole_numbers
-        recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
-        _keep_track(self._process, recorded.result)
-        return recorded
+        config = None if method else self._config
+        request = requests.listen, self.handle, method, args, named, _stays(method), config, whole_numbers
+        answers = self._process.answers(method or "forward", *request, kind=Recorded)
+        result = self._joined(method, [each.result for each in answers], named)
+        return Recorded(result, self._process.whole.of(self.handle, [each.operations for each in answers]))
+
+    def _joined(self, method: str, answers: Sequence[Any], tokens: Mapping[str, np.ndarray]) -> Any:
+        if not self._process.is_launched:
+            return answers[0]
+        shapes: Shapes = {}
+        if self._config is not None and method:
+            shapes = parameter_shapes(self._config)
+        elif self._config is not None and tokens:
+            shapes = shapes_of(self._config, tokens)
+        return joined(method or "forward", answers, self._sharding, shapes, self._process.differing)
 
     def sharding(self) -> Sharding:
-        return self._process.sharding_of(self.handle)
+        return self._sharding
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
         """Return the values of the last call that differ between ranks but should be equal: one array per rank."""
@@ -169,32 +203,29 @@ class IsolatedBuild(_Described):
         return dataclasses.replace(self, edit=edit)
 
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
-        given = self.process.loaded()[0], self.model_type, self.process.folder(), folder, list(names)
-        return list(self.process.answer("load(folder)", "reported", *given))
+        given = self.model_type, self.process.folder(), folder, list(names)
+        return list(self._answers("load(folder)", requests.reported, *given)[0])
 
     def close(self) -> None:
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        return dict(self.process.answer("the request for its limits", "limits", self.process.loaded()[0]))
+        return dict(self._answers("the request for its limits", requests.limits)[0])
 
     def __call__(self, *args: Any, **named: Any) -> RemotePort:
         handle, signature, offered = self._built(args, named)
-        forward = RemotePort(self.process, handle, args[0], signature)
-        for name in [name for name in ATTRIBUTES if name in offered]:
-            setattr(forward, name, _Method(functools.partial(_called, self.process, handle, name), offered[name]))
-        return forward
+        sharding = self._sharding(handle) if self.process.is_launched else ALONE
+        return RemotePort(self.process, handle, args[0], signature, sharding, offered)
 
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
         """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names. If the
         module's tensors have the names and shapes of `weights`, fill the module with `weights`."""
         what = "load(folder)" if folder is not None else "building the module"
-        number, _ = self.process.loaded()
         try:
-            made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
+            ((handle, signature, is_filled),) = self._answers(what, requests.model, folder, weights)
         except PortCallError as error:
             raise PortError(f"{self.process.spec if folder is None else what} raised {error}.") from error.__cause__
-        forward = RemotePort(self.process, self.process.handle(made), None, signature)
+        forward = RemotePort(self.process, handle, None, signature)
         forward.is_filled = bool(is_filled)
         return forward
 
@@ -202,32 +233,26 @@ class IsolatedBuild(_Described):
         """Build a port's model with its own weights. Without a configuration, inputs have the model's own names."""
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
+    def _answers(self, what: str, request: Callable[..., Any], *given: Any) -> list[Any]:
+        return self.process.answers(what, request, self.process.loaded()[0], *given)
+
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:
-        process = self.process
-        number, _ = process.loaded()
-        family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
+        family = None if self.model_type is None else (self.model_type, self.process.folder(), self.edit)
         what = "build(config, parameters)" if family is None else "load(folder)"
-        number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
-        if number is None and offered is None:
-            raise PortError(str(signature))
-        if number is None:
-            raise PortError(f"{what} returned {signature}; expected a function forward(**tokens).")
-        return process.handle(number), signature, offered
+        answers = self._answers(what, requests.build, args, named, list(ATTRIBUTES), family)
+        for made, signature, offered in answers:
+            if made is None and offered is None:
+                raise PortError(str(signature))
+            if made is None:
+                raise PortError(f"{what} returned {signature}; expected a function forward(**tokens).")
+        return handle_of([made for made, _, _ in answers]), *answers[0][1:]
 
-
-def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port. This function is not a method of `RemotePort`, because Python frees an object late
-    if the object refers to itself."""
-    kind = Backward if name == "backward" else object
-    value = process.answer(name, "call", handle.number, name, args, named, _stays(name), kind=kind)
-    _keep_track(process, value)
-    return value
-
-
-def _keep_track(process: ProcessGroup, value: Any) -> None:
-    for item in value if isinstance(value, tuple | list) else [value]:
-        if isinstance(item, Handle):
-            process.forgotten_with(item)
+    def _sharding(self, handle: Handle) -> Sharding:
+        declared = self.process.answers("the request for its placements", requests.placements, handle)
+        for rank, each in enumerate(declared):
+            if each != declared[0]:
+                raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
+        return Sharding(self.process.ranks, read_placements(declared[0], self.process.ranks))
 
 
 def _stays(name: str) -> int | None:

@@ -55,6 +55,10 @@ class RankHandle(Handle):
         self.handles = tuple(handles)
 
 
+def handle_of(handles: Sequence[Handle]) -> Handle:
+    return handles[0] if len(handles) == 1 else RankHandle(handles)
+
+
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
     """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. In
     `differing`, record values that differ between ranks but should not. Raise `PortError` for inconsistent answers."""
@@ -69,7 +73,7 @@ def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes
         items = [joined(name, column, sharding, shapes, differing) for column in zip(*given, strict=True)]
         return tuple(items) if isinstance(given[0], tuple) else items
     if given and all(isinstance(answer, Handle) for answer in given) and len(given) == len(answers):
-        return RankHandle(given)
+        return handle_of(given)
     if given and all(_is_number(answer) for answer in given):
         values = [None if answer is None else np.asarray(answer) for answer in answers]
         found = join(name, values, placed, shapes.get(name))
@@ -103,13 +107,15 @@ class Whole:
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
-    def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
+    def of(self, port: Handle, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
         """Return the operations of rank 0 whose values are equal on all ranks, and the data flow between them. If the
         ranks run different operations, as pipeline stages do, return all operations of rank 0."""
+        if len(by_rank) == 1:
+            return list(by_rank[0])
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]
         if any(other != names[0] for other in names):
             return list(first)
-        key = number, names[0]
+        key = port.number, names[0]
         if key not in self.are_equal:
             self.are_equal[key] = [
                 all(np.array_equal(same[0].value, other.value, equal_nan=True) for other in same[1:])

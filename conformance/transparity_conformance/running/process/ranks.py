@@ -5,22 +5,16 @@ import math
 import os
 import socket
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-import numpy as np
-
-from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
-from transparity_conformance.capabilities.sharding import ALONE, Sharding, read_placements
-from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError
+from transparity_conformance.running.process import requests
 from transparity_conformance.running.process.child import PortProcess, PortTimeoutError
-from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
-from transparity_conformance.running.process.wire import Handle, Recorded, with_handles
+from transparity_conformance.running.process.joining import Differing, RankHandle, Whole, handle_of
+from transparity_conformance.running.process.wire import Handle, with_handles
 
 
 class ProcessGroup:
@@ -28,29 +22,34 @@ class ProcessGroup:
     the path of an adapter; empty for a model that keeps its own weights; None for a `build` or a loader. If
     `is_launched` is true, the port is distributed: each process gets the environment variables of a rank, and answers
     are joined. If `is_small` is true, all models are small: the processes use one thread, and XLA skips its slow
-    passes."""
+    passes. `environment` contains additional environment variables."""
 
     def __init__(
         self,
         spec: str,
         timeout: float,
-        adapter: str | None,
+        adapter: str | None = None,
         ranks: int = 1,
         *,
         is_launched: bool,
         is_small: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.ranks, self.spec, self.adapter, self.is_launched = ranks, spec, adapter, is_launched
-        shared = functools.partial(PortProcess, spec, timeout, adapter, is_small=is_small)
         self.processes = [
-            shared(environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
-            for rank, environment in enumerate(environments(ranks) if is_launched else [{}])
+            PortProcess(
+                spec,
+                timeout,
+                adapter,
+                {**of_rank, **(environment or {})},
+                "The port" if ranks == 1 else f"Rank {rank} of {ranks}",
+                is_small=is_small,
+            )
+            for rank, of_rank in enumerate(environments(ranks) if is_launched else [{}])
         ]
         self.differing, self.whole = Differing(), Whole()
-        self.shardings: dict[int, Sharding] = {}
-        self.configs: dict[int, TransformerConfig] = {}
-        self._loaded: tuple[Any, Any] | None = None
-        self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True, is_small=is_small) if ranks > 1 else None
+        self._loaded: tuple[Handle, Any] | None = None
+        self.alone: ProcessGroup | None = None
         """A group of one rank that runs the same code, to compare several ranks with a single rank."""
 
     def stop(self) -> None:
@@ -62,7 +61,7 @@ class ProcessGroup:
     def load(self, spec: str) -> None:
         self.loaded()
         for process in self.processes:
-            process.ask("load", spec, self.adapter, {})
+            process.ask(requests.load, spec, self.adapter, {})
         self.spec, self._loaded = spec, None
         self.differing = Differing()
         self.loaded()
@@ -78,68 +77,38 @@ class ProcessGroup:
         known = [process.processor_seconds() for process in (*self.processes, *alone)]
         return None if None in known else sum(filter(None, known))
 
-    def loaded(self) -> tuple[int, Any]:
-        """Return the handle number and the signature of the port's function; raise `LoadError` if loading fails."""
+    def loaded(self) -> tuple[Handle, Any]:
+        """Return the handle and the signature of the port's function; raise `LoadError` if loading fails."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")
             except PortCallError as error:
                 raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
-            self._loaded = answers[0][0], answers[0][1]
+            self._loaded = handle_of([handle for handle, _ in answers]), answers[0][1]
         return self._loaded
 
-    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None, kind: type = object) -> Any:
-        """Send a request, called `what` in messages, to all ranks. The joined answer has at most `largest` bytes. If an
-        answer is not of the right `kind`, stop the processes and raise `PortProcessError`."""
+    def answers(
+        self,
+        what: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        largest: int | None = None,
+        kind: type = object,
+    ) -> list[Any]:
+        """Call a function in all processes, and return the answers by rank; messages call the request `what`. An answer
+        has at most `largest` bytes. If an answer is not of the right `kind`, stop the processes and raise
+        `PortProcessError`."""
         self.loaded()
         self.differing.last = {}
-        answers = self._asked(what, name, *arguments, largest=largest)
-        if not all(isinstance(each, kind) for each in answers):
-            self.stop()
-            raise PortProcessError("The port's process sent a malformed record of its operations.")
-        if not self.is_launched:
-            return answers[0]
-        if name == "build":
-            return self._built(answers, arguments)
-        if name == "listen":
-            result = self._joined(what, [each.result for each in answers], arguments)
-            return Recorded(result, self.whole.of(int(arguments[0]), [each.operations for each in answers]))
-        return self._joined(what, answers, arguments) if name == "call" else answers[0]
-
-    def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        numbers = [answer[0] for answer in answers]
-        if None in numbers:
-            return answers[numbers.index(None)]
-        if len(set(numbers)) > 1:
-            raise PortProcessError(
-                f"The ranks built different numbers of models ({numbers}); expected the same calls on every rank."
-            )
-        number = int(numbers[0])
-        declared = self._asked("the request for its placements", "placements", number)
-        for rank, each in enumerate(declared):
-            if each != declared[0]:
-                raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
-        self.shardings[number] = Sharding(self.ranks, read_placements(declared[0], self.ranks))
-        self.configs[number] = arguments[1][0]
-        return answers[0]
-
-    def _joined(self, what: str, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        number = int(arguments[0])
-        method = arguments[1] if isinstance(arguments[1], str) and arguments[1] else what
-        tokens = next((each for each in arguments[1:] if isinstance(each, Mapping)), {})
-        config, shapes = self.configs.get(number), Shapes()
-        if config is not None and what != "forward":
-            shapes = parameter_shapes(config)
-        elif config is not None and tokens:
-            shapes = shapes_of(config, tokens)
-        return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
-
-    def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
         for rank, process in enumerate(self.processes):
             own = lambda handle, rank=rank: handle.handles[rank] if isinstance(handle, RankHandle) else handle
             given = with_handles(arguments, own) if self.is_launched else arguments
-            process.ask(name, *given, largest=largest)
-        return self._together(what)
+            process.ask(function, *given, largest=largest)
+        found = self._together(what)
+        if not all(isinstance(each, kind) for each in found):
+            self.stop()
+            raise PortProcessError("The port's process sent a malformed record of its operations.")
+        return found
 
     def _together(self, what: str) -> list[Any]:
         """Return the answers by rank; receive them in any order, because a rank may wait for another rank."""
@@ -153,26 +122,6 @@ class ProcessGroup:
 
     def folder(self) -> str:
         return self.processes[0].folder()
-
-    def offers(self, forward: Any, name: str) -> bool:
-        return all(self._asked("the request for its methods", "offers", forward.handle.number, name))
-
-    def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
-        return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
-
-    def sharding_of(self, handle: Handle) -> Sharding:
-        return self.shardings.get(handle.number, ALONE)
-
-    def handle(self, number: int) -> Handle:
-        handle = Handle(number, "port")
-        return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
-
-    def forgotten_with(self, handle: Handle) -> Handle:
-        """Make the processes free an object as soon as the checker frees the object's handle."""
-        handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
-        for process, each in zip(self.processes, handles, strict=False):
-            weakref.finalize(handle, process.released.append, each.number)
-        return handle
 
 
 def isolated_of(build: Callable[..., Any]) -> Any:

@@ -19,16 +19,16 @@ from transparity_conformance.capabilities.port_calls import (
 )
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.checkpoints.importing import InFolder
-from transparity_conformance.listening.listen import listen_once
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.forms import within_sequence
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.inputs import shapes_of, taps_in
+from transparity_conformance.running.process import requests
 from transparity_conformance.running.process.isolation import RemotePort
 from transparity_conformance.running.process.ranks import isolated_of
-from transparity_conformance.running.process.wire import MISSHAPEN, largest_answer
+from transparity_conformance.running.process.wire import MISSHAPEN
 from transparity_conformance.storage.mapped import Mapped
 
 Port = Callable[..., Callable[..., Any]]
@@ -132,8 +132,7 @@ def _listened(
 ) -> tuple[Any, list[Operation]]:
     if isinstance(forward, RemotePort):
         return forward.listened(method, *args, whole_numbers=whole_numbers, **named)
-    function = getattr(forward, method) if method else forward
-    return listen_once(function, args, named, largest=largest_answer() // 2, whole_numbers=whole_numbers)
+    return requests.listen(forward, method, args, named, None, None, whole_numbers)
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:

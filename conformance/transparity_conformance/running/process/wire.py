@@ -37,8 +37,6 @@ LARGEST_IN_MEMORY = 2**26
 MISSHAPEN = 2**26
 """The number of bytes by which an answer may exceed its expected size, so that a wrong shape can be reported."""
 
-Fill = Callable[[np.ndarray], None]
-
 PATIENCE = 1.0
 """The seconds without a byte after which the checker tests whether the port's process still runs."""
 
@@ -89,9 +87,9 @@ def send_request(connection: socket.socket, request: Any) -> None:
     connection.sendall(body)
 
 
-def receive_request(connection: socket.socket) -> Any:
+def receive_request(connection: socket.socket) -> bytes:
     (length,) = struct.unpack("<Q", b"".join(_chunks(connection, 8)))
-    return pickle.loads(b"".join(_chunks(connection, length)))
+    return b"".join(_chunks(connection, length))
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
@@ -105,15 +103,13 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
 
     def node(value: Any, depth: int = 0) -> Any:
         nonlocal taken
-        if value is None or isinstance(value, bool | str | int):
+        if value is None or isinstance(value, bool | str | int | float):
             return {"value": value}
         if isinstance(value, Recorded | Backward):
             rest = [value.result] if isinstance(value, Recorded) else [value.gradients, value.passes]
             return {
                 "recorded": [table_of(value.operations), node([each.value for each in value.operations]), node(rest)]
             }
-        if isinstance(value, float):
-            return {"value": value} if math.isfinite(value) else {"number": repr(value)}
         if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return {"dict": [[key, node(item, depth + 1)] for key, item in value.items()]}
         if depth < DEPTH and isinstance(value, tuple | list):
@@ -140,8 +136,14 @@ def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]
         connection.sendall(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data)
 
 
-def receive_answer(connection: socket.socket, deadline: float, largest: int, is_running: Callable[[], bool]) -> Any:
-    """Receive an answer from the port's process.
+def receive_answer(
+    connection: socket.socket,
+    deadline: float,
+    largest: int,
+    is_running: Callable[[], bool],
+    handle: Callable[..., Handle] = Handle,
+) -> Any:
+    """Receive an answer from the port's process. `handle` makes the handle of an object that stays in the process.
 
     Raises `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raises
     `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` tests whether
@@ -152,20 +154,9 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"the reply has {max(length, size):,} bytes; expected at most {largest:,}")
     text = json.loads(b"".join(chunks(length)))
-    left = size
-
-    def fill(value: np.ndarray) -> None:
-        nonlocal left
-        if value.nbytes > left:
-            raise ValueError(f"its arrays have more than {size:,} bytes")
-        left -= value.nbytes
-        place, begin = value.reshape(-1).view(np.uint8), 0
-        for chunk in chunks(value.nbytes):
-            place[begin : begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
-            begin += len(chunk)
-
-    answer = _decoded(text, fill, OnDisk if size > LARGEST_IN_MEMORY else dict)
-    if left:
+    decoder = _Decoder(chunks, size, handle)
+    answer = decoder.value(text)
+    if decoder.left:
         raise ValueError(f"its arrays have fewer than {size:,} bytes")
     return answer
 
@@ -198,37 +189,48 @@ def largest_answer() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
-def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
-    dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
-    if dtype.kind not in "fiub" or any(size < 0 for size in shape):
-        says = "expected floats, integers or booleans, and no negative size"
-        raise ValueError(f"an array has the dtype {dtype} and the shape {shape}; {says}")
-    fill(value := np.empty(shape, dtype))
-    return value
+class _Decoder:
+    """Decodes an answer whose arrays have `size` bytes together; `chunks` yields the given number of the next bytes."""
 
+    def __init__(self, chunks: Callable[[int], Iterator[bytes]], size: int, handle: Callable[..., Handle]) -> None:
+        self.chunks, self.size, self.left, self.handle = chunks, size, size, handle
 
-def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    ((kind, content),) = node.items()
-    if kind == "value":
-        return content
-    if kind == "number":
-        return float(content)
-    if kind == "dict":
-        found = store() if depth == 1 and len(content) > 1 and all("array" in item for _, item in content) else {}
-        for key, item in content:
-            found[str(key)] = _decoded(item, fill, store, depth + 1)
-        return found
-    if kind in ("tuple", "list"):
-        items = [_decoded(item, fill, store, depth + 1) for item in content]
-        return tuple(items) if kind == "tuple" else items
-    if kind == "array":
-        return _read_array(fill, *content)
-    if kind == "handle":
-        return Handle(*content)
-    if kind == "recorded":
-        table, values, rest = content
-        return recorded(operations_of(table, _decoded(values, fill)), *_decoded(rest, fill, store))
-    raise ValueError(f"a value has the unknown kind {kind!r}")
+    def value(self, node: Any, depth: int = 0) -> Any:
+        ((kind, content),) = node.items()
+        if kind == "value":
+            return content
+        if kind == "dict":
+            is_large = self.size > LARGEST_IN_MEMORY and depth == 1 and len(content) > 1
+            found: Any = OnDisk() if is_large and all("array" in item for _, item in content) else {}
+            for key, item in content:
+                found[str(key)] = self.value(item, depth + 1)
+            return found
+        if kind in ("tuple", "list"):
+            items = [self.value(item, depth + 1) for item in content]
+            return tuple(items) if kind == "tuple" else items
+        if kind == "array":
+            return self.array(*content)
+        if kind == "handle":
+            return self.handle(*content)
+        if kind == "recorded":
+            table, values, rest = content
+            return recorded(operations_of(table, self.value(values)), *self.value(rest))
+        raise ValueError(f"a value has the unknown kind {kind!r}")
+
+    def array(self, code: str, sizes: list[int]) -> np.ndarray:
+        dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
+        if dtype.kind not in "fiub" or any(size < 0 for size in shape):
+            says = "expected floats, integers or booleans, and no negative size"
+            raise ValueError(f"an array has the dtype {dtype} and the shape {shape}; {says}")
+        value = np.empty(shape, dtype)
+        if value.nbytes > self.left:
+            raise ValueError(f"its arrays have more than {self.size:,} bytes")
+        self.left -= value.nbytes
+        place, begin = value.reshape(-1).view(np.uint8), 0
+        for chunk in self.chunks(value.nbytes):
+            place[begin : begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            begin += len(chunk)
+        return value
 
 
 Index = Annotated[int, Meta(ge=0)]

@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""A function (bench) → evidence. If the claim is about several cases, the function also takes `cases`."""
+"""A function (bench) → evidence. If the claim is about several cases, the function is called for each case: as
+(bench, case) → evidence, or with the probe of a preset, as (bench, probe, record) → evidence."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,11 @@ CLAIMS: dict[str, Claim] = {}
 
 def claim(
     *,
-    cases: tuple[str, ...] = (),
+    cases: str | Iterable[str] = (),
     all_cases: Iterable[str] = (),
     all_in: tuple[str, ...] = (),
+    few: Collection[str] = (),
+    probe: str = "",
     topic: str = "",
     sharded: bool = False,
     harness: bool = False,
@@ -72,9 +75,11 @@ def claim(
     """Register a function as the claim `topic.name`.
 
     Args:
-        cases: The cases of the quick suite, if the function has an argument `cases`.
+        cases: The cases of the quick suite, or the name of the bench's attribute with these cases.
         all_cases: The cases of the slow suite.
         all_in: The dtypes in which the slow suite tests all cases.
+        few: The only cases to test if a backend compiles models; empty if all cases are tested.
+        probe: The name of the probe, if the function takes a preset's probe and a `ClaimRecord` instead of a case.
         topic: The topic; by default, the name of the file.
         sharded, harness, about: Fields of the `Claim`. A sharded claim also needs a harness.
     """
@@ -82,34 +87,24 @@ def claim(
     def register(check: Check) -> Check:
         name = f"{topic or check.__module__.rpartition('.')[2]}.{check.__name__}"
         says = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
+        of_cases = functools.partial(_of_cases, check, few, probe)
         made = Claim(name, says, check, sharded=sharded, harness=harness or sharded, **about)
-        if cases:
-            of_all = functools.partial(check, cases=tuple(all_cases))
-            full = replace(made, check=of_all, dtypes=all_in, quick=()) if all_in else None
-            made = replace(made, check=functools.partial(check, cases=cases), full=full)
-        CLAIMS[name] = made
+        if all_in:
+            full = replace(made, check=functools.partial(of_cases, tuple(all_cases)), dtypes=all_in, quick=())
+            made = replace(made, full=full)
+        CLAIMS[name] = replace(made, check=functools.partial(of_cases, cases)) if cases else made
         return check
 
     return register
 
 
-def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Decorate a function that tests one preset, so that it tests each preset in `cases`.
-
-    The decorated function takes the bench, the preset's probe with the name `probe`, and a `ClaimRecord`. `cases` may
-    also be the name of an attribute of the bench.
-    """
-
-    def decorate(check: Check) -> Check:
-        @functools.wraps(check)
-        def of_every_case(bench: Bench) -> Iterator[ClaimEvidence]:
-            names: Iterable[str] = getattr(bench, cases) if isinstance(cases, str) else cases
-            for case in names:
-                yield from check(bench, probes(case)[probe], bench.evidence(case))
-
-        return of_every_case
-
-    return decorate
+def _of_cases(
+    check: Check, few: Collection[str], probe: str, cases: str | Iterable[str], bench: Bench
+) -> Iterator[ClaimEvidence]:
+    for case in getattr(bench, cases) if isinstance(cases, str) else cases:
+        if few and bench.compiles and case not in few:
+            continue
+        yield from check(bench, probes(case)[probe], bench.evidence(case)) if probe else check(bench, case)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, probes, scoped_parameters
 from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
 from transparity_conformance.suite.bench import Bench, ClaimRecord
-from transparity_conformance.suite.claims import claim, each
+from transparity_conformance.suite.claims import claim
 from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
 
@@ -122,8 +122,7 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
         yield bench.evidence(order).oracle(oracle, "output", result, "result")
 
 
-@claim(of_reference=True, compiled=True)
-@each("traced_cases")
+@claim(of_reference=True, compiled=True, cases="traced_cases", probe="mixed")
 def weights_sum_to_one(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Each row of attention weights sums to one, even if all keys are masked."""
     names = [name for name in probe.oracle.expected if name.endswith("weights")]
@@ -138,8 +137,7 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
         tap(name, weights.sum(-1))
 
 
-@claim(of_reference=True, compiled=True)
-@each("traced_cases")
+@claim(of_reference=True, compiled=True, cases="traced_cases", probe="mixed")
 def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """In each row with a visible key, masked keys have a weight of exactly 0, unless the mask value is near zero."""
     breaks = probe.config.mask_value > -1

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -115,8 +115,8 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
-FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""If a backend compiles models, only these families are tested."""
+FEW = ("walkthrough", "translation", "qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
+"""If a backend compiles models, only these cases are tested."""
 
 
 @claim(
@@ -125,13 +125,12 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
     quick=("float32",),
     cases=("walkthrough", "translation", "qwen3-next", "mamba2"),
     all_cases=FAMILIES,
+    few=FEW,
     all_in=("float32",),
 )
-def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def chunks(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The logits of decoding, token by token or in uneven chunks, equal the logits of the full forward pass."""
-    left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
-    for case in (case for case in cases if case not in left_out):
-        yield from cached(bench, case, SOME)
+    yield from cached(bench, case, SOME)
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
@@ -145,16 +144,13 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
     yield bench.evidence("translation").within("a chunk of 2, then single tokens", logits, expected, budget)
 
 
-@claim(dtypes=WIDE, of_reference=True, quick=("float32",))
-def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(dtypes=WIDE, of_reference=True, quick=("float32",), cases=("notes-lm", "qwen3-next", "mamba2"))
+def ragged_rows(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """If rows advance by different numbers of tokens, the logits still equal the logits of the full forward pass."""
-    for case in ("notes-lm", "qwen3-next", "mamba2"):
-        yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
+    yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 
 
-@claim(dtypes=("float32",), of_reference=True, quick=())
-def every_chunking(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(dtypes=("float32",), of_reference=True, quick=(), cases=(*PRESETS, *UNPADDED))
+def every_chunking(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """For every preset and every split of a sequence into chunks, the logits equal the logits of a forward pass."""
-    ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
-    for case in (*PRESETS, *UNPADDED):
-        yield from cached(bench, case, ways)
+    yield from cached(bench, case, [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)])

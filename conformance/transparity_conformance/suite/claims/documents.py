@@ -88,23 +88,21 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
     return parameters, inputs, forward_oracle(config, parameters, inputs, neighbours=1)
 
 
-@claim(dtypes=("float32",))
-def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(dtypes=("float32",), cases=PRINTED_SHAPES)
+def printed_shapes(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """On the documents' batches, full-size models return the printed shapes, and logits that agree with the oracle."""
-    for case, (_, shape) in PRINTED_SHAPES.items():
-        parameters, inputs, oracle = full_size_oracle(case)
-        result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
-        record = bench.evidence(case)
-        yield record.exactly("shape", result.shape, shape)
-        yield record.oracle(oracle, "logits", result)
+    parameters, inputs, oracle = full_size_oracle(case)
+    result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
+    record = bench.evidence(case)
+    yield record.exactly("shape", result.shape, PRINTED_SHAPES[case][1])
+    yield record.oracle(oracle, "logits", result)
 
 
-@claim(dtypes=("float32",), quick=())
-def full_size_passage(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(dtypes=("float32",), quick=(), cases=("notes-lm", "notes-attention"))
+def full_size_passage(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """On a passage of text, all activations of document 001's full-size language models agree with the oracle."""
-    for case in ("notes-lm", "notes-attention"):
-        config = preset(case)
-        parameters = probe_parameters(config, 12)
-        inputs = {"tokens": passage_tokens(config.vocab_size)[None, : config.max_length]}
-        oracle = forward_oracle(config, parameters, inputs, neighbours=1)
-        yield from bench.evidence(case).forward(oracle, bench.forward(config, parameters), inputs)
+    config = preset(case)
+    parameters = probe_parameters(config, 12)
+    inputs = {"tokens": passage_tokens(config.vocab_size)[None, : config.max_length]}
+    oracle = forward_oracle(config, parameters, inputs, neighbours=1)
+    yield from bench.evidence(case).forward(oracle, bench.forward(config, parameters), inputs)

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import Probe, probes, probes_of
 from transparity_conformance.report.comparison import ClaimEvidence, as_numbers, dtype_name
 from transparity_conformance.suite.bench import Bench, ClaimRecord
-from transparity_conformance.suite.claims import claim, each
+from transparity_conformance.suite.claims import claim
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
 """Probes with the same configuration and shape, for which one compiled program is enough."""
@@ -29,29 +29,28 @@ EVERY_SHAPE = ("notes-lm", "translation")
 """If a backend compiles models, only these presets are tested in float64 on probes outside of `ONE_SHAPE`."""
 
 
-def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
+def probes_for(bench: Bench, case: str) -> Iterator[Probe]:
     """Yield the probes for a subject. Only the mode `eager` in float64 and float32 is tested on all shapes."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
-    compiles = bench.backend.modes[0] != "eager" and bench.subject.dtype == "float64"
-    for case in cases:
-        shapes = ONE_SHAPE if compiles and case not in EVERY_SHAPE else chosen
-        yield from (probe for name, probe in probes(case).items() if name in chosen & shapes)
+    compiles = bench.compiles and bench.subject.dtype == "float64"
+    shapes = ONE_SHAPE if compiles and case not in EVERY_SHAPE else chosen
+    yield from (probe for name, probe in probes(case).items() if name in chosen & shapes)
 
 
 def _about(name: str, pattern: str, says: str) -> None:
     """Register the claim that, on each probe, the activations whose names match `pattern` agree."""
 
-    def check(bench: Bench) -> Iterator[ClaimEvidence]:
-        for probe in probes_for(bench, bench.traced_cases):
+    def check(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
+        for probe in probes_for(bench, case):
             record, taps = bench.evidence(probe.case), bench.traced(probe)
             for name in probe.oracle.expected:
                 if re.fullmatch(pattern, name):
                     yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
 
     check.__name__, check.__doc__ = name, says
-    claim(compiled=True)(check)
+    claim(compiled=True, cases="traced_cases")(check)
 
 
 for _name, _pattern, _says in (
@@ -75,15 +74,14 @@ for _name, _pattern, _says in (
     _about(_name, _pattern, _says)
 
 
-@claim(of_reference=True, compiled=True)
-def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(of_reference=True, compiled=True, cases="fast_cases")
+def fast_logits(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The logits of the fast path, which has fused attention and no taps, agree with the oracle."""
-    for probe in probes_for(bench, bench.fast_cases):
+    for probe in probes_for(bench, case):
         yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
 
-@claim(of_reference=True, compiled=True)
-@each("traced_cases")
+@claim(of_reference=True, compiled=True, cases="traced_cases", probe="mixed")
 def taps_are_complete(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A model returns exactly the activations that the contract lists, in order, with the right shapes and dtype."""
     lengths = lengths_of(probe.config, probe.inputs)
@@ -110,24 +108,22 @@ def mixed(case: str) -> Probe:
     return probes_of(MODELS[case], case)["mixed"]
 
 
-@claim(topic="families", quick=("float32",))
-def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(topic="families", quick=("float32",), cases=MODELS, few=FEW)
+def taps_and_logits(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """All activations, and the logits of the fast path, agree with the oracle for a model of each family.
 
     In half precision, models with experts are left out, because rounding changes the choice of experts.
     """
-    for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
-        if bench.subject.dtype in HALF and most_experts(MODELS[case]):
-            continue
-        probe, record = mixed(case), bench.evidence(case)
-        forward = bench.forward(probe.config, probe.parameters)
-        yield from record.forward(probe.oracle, forward, probe.inputs)
-    # With as many keys as heads, code that confuses the two axes raises no error, so compare the logits.
-    probe, record = mixed("llama"), bench.evidence("llama")
-    inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
-    oracle = forward_oracle(probe.config, probe.parameters, inputs)
-    logits = bench.forward(probe.config, probe.parameters)(**inputs)["logits"]
-    yield record.oracle(oracle, "logits of a text with one token per head", logits, "logits")
+    if bench.subject.dtype in HALF and most_experts(MODELS[case]):
+        return
+    probe, record = mixed(case), bench.evidence(case)
+    forward = bench.forward(probe.config, probe.parameters)
+    yield from record.forward(probe.oracle, forward, probe.inputs)
+    if case == "llama":  # with as many keys as heads, code that confuses the two axes raises no error
+        inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
+        oracle = forward_oracle(probe.config, probe.parameters, inputs)
+        where = "logits of a text with one token per head"
+        yield record.oracle(oracle, where, forward(**inputs)["logits"], "logits")
 
 
 HELD = [(weights, activations) for half in HALF for weights, activations in ((half, None), (None, half), (half, half))]
@@ -143,24 +139,23 @@ RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
     all_cases=(*PRESETS, *RECURRENT),
     all_in=("float32",),
 )
-def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def low_precision_weights_and_activations(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """With weights, activations or both in half precision, all activations agree with the oracle within rounding."""
-    for case in cases:
-        probe = mixed(case) if case in CASES else probes(case)["mixed"]
-        for weights, activations in HELD:
-            # Also round the oracle's weights, so that only the rounding of activations causes differences.
-            parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
-            oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
-            forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
-            dtype = f"{bench.subject.dtype}:{activations}" if activations else bench.subject.dtype
-            record = bench.evidence(f"{case}: weights {weights}, activations {activations}", dtype)
-            yield from record.forward(oracle, forward, probe.inputs)
+    probe = mixed(case) if case in CASES else probes(case)["mixed"]
+    for weights, activations in HELD:
+        # Also round the oracle's weights, so that only the rounding of activations causes differences.
+        parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
+        oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
+        forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
+        dtype = f"{bench.subject.dtype}:{activations}" if activations else bench.subject.dtype
+        record = bench.evidence(f"{case}: weights {weights}, activations {activations}", dtype)
+        yield from record.forward(oracle, forward, probe.inputs)
 
 
-@claim(topic="precision", dtypes=EVERY, quick=())
-def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(topic="precision", dtypes=EVERY, quick=(), cases=PRESETS)
+def taps_in_every_precision(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """All activations and the logits of every preset agree with the oracle in every precision."""
-    for probe in probes_for(bench, PRESETS):
+    for probe in probes_for(bench, case):
         record, logits = bench.evidence(probe.case), bench.logits(probe)
         yield from record.taps(probe.oracle, bench.traced(probe), f"{{}} ({probe.name})")
         yield record.oracle(probe.oracle, f"logits by the fast path ({probe.name})", logits, "logits")

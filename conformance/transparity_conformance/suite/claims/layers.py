@@ -70,34 +70,29 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
     return visible & np.tri(queries, dtype=bool), memory
 
 
-@claim(harness=True)
-def encoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(harness=True, cases=[case for case, entry in PRESETS.items() if entry.config.has_encoder])
+def encoder_layer(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """A single encoder layer agrees with the reference."""
-    for case, entry in PRESETS.items():
-        if entry.config.has_encoder:
-            _, padding = _masks(KEYS, KEYS)
-            yield from part_agrees(bench, case, "layers.EncoderLayer", "", {"mask": padding})
+    _, padding = _masks(KEYS, KEYS)
+    yield from part_agrees(bench, case, "layers.EncoderLayer", "", {"mask": padding})
 
 
-@claim(harness=True)
-def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(harness=True, cases=PRESETS)
+def decoder_layer(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """A single decoder layer agrees with the reference, with and without a memory."""
-    for case, entry in PRESETS.items():
-        length = QUERIES if entry.config.has_encoder else KEYS
-        causal, memory_mask = _masks(length, KEYS)
-        context = {"mask": causal}
-        if entry.config.has_encoder:
-            embed_dim = probes(case)["mixed"].config.embed_dim
-            memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, embed_dim)).astype(np.float32)
-            context |= {"memory": memory, "memory_mask": memory_mask}
-        yield from part_agrees(bench, case, "layers.DecoderLayer", "", context)
+    config = probes(case)["mixed"].config
+    causal, memory_mask = _masks(QUERIES if config.has_encoder else KEYS, KEYS)
+    context = {"mask": causal}
+    if config.has_encoder:
+        memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, config.embed_dim)).astype(np.float32)
+        context |= {"memory": memory, "memory_mask": memory_mask}
+    yield from part_agrees(bench, case, "layers.DecoderLayer", "", context)
 
 
-@claim(topic="feed_forward", harness=True)
-def module(bench: Bench) -> Iterator[ClaimEvidence]:
+@claim(topic="feed_forward", harness=True, cases=PRESETS)
+def module(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The feed-forward module agrees with the reference on random activations."""
-    for case in PRESETS:
-        yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
+    yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
 
 
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}

@@ -15,7 +15,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.report.comparison import ClaimEvidence, Expectation, as_numbers
 from transparity_conformance.suite.bench import Bench, ClaimRecord
-from transparity_conformance.suite.claims import claim, each
+from transparity_conformance.suite.claims import claim
 
 
 def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None = None) -> np.ndarray:
@@ -32,8 +32,7 @@ def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
     return "holds", ""
 
 
-@claim(dtypes=WIDE, of_reference=True, compiled=True)
-@each("fast_cases")
+@claim(dtypes=WIDE, of_reference=True, compiled=True, cases="fast_cases", probe="mixed")
 def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A change of a token changes the logits at the token's position, but no earlier logits."""
     config, name = probe.config, probe.config.input_names[-1]
@@ -52,8 +51,7 @@ def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
         yield record.exactly(f"logits at a flipped token {position}", changed, True)
 
 
-@claim(dtypes=WIDE, of_reference=True, compiled=True)
-@each("fast_cases")
+@claim(dtypes=WIDE, of_reference=True, compiled=True, cases="fast_cases", probe="mixed")
 def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A change of the padding token's embedding does not change the logits of other tokens."""
     config, inputs, name = probe.config, dict(probe.inputs), probe.config.input_names[-1]
@@ -71,8 +69,7 @@ def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecor
     yield record.within("logits of real tokens", other, base, budget(bench, probe), *expected_of(config))
 
 
-@claim(dtypes=("float64",), of_reference=True)
-@each(PRESETS, "text")
+@claim(dtypes=("float64",), of_reference=True, cases=PRESETS, probe="text")
 def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Additional padding on the right does not change the logits of other tokens."""
     config, longest = probe.config, probe.config.max_length
@@ -85,8 +82,7 @@ def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
     yield record.within("logits of real tokens", other, base, budget(bench, probe), *expected_of(config))
 
 
-@claim(dtypes=("float64",), of_reference=True)
-@each(PRESETS)
+@claim(dtypes=("float64",), of_reference=True, cases=PRESETS, probe="mixed")
 def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A row has the same logits in a batch and without other rows."""
     whole = logits(bench, probe, probe.inputs)
@@ -95,8 +91,7 @@ def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Ite
         yield record.within(f"logits of row {row}", alone, whole[row : row + 1], budget(bench, probe))
 
 
-@claim(dtypes=WIDE, of_reference=True, compiled=True)
-@each("fast_cases")
+@claim(dtypes=WIDE, of_reference=True, compiled=True, cases="fast_cases", probe="mixed")
 def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A permutation of a batch's rows permutes the rows of the output in the same way."""
     base = logits(bench, probe, probe.inputs)
@@ -105,8 +100,7 @@ def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord)
     yield record.within("logits", other, base[order], budget(bench, probe))
 
 
-@claim(dtypes=EVERY, of_reference=True, compiled=True)
-@each("fast_cases")
+@claim(dtypes=EVERY, of_reference=True, compiled=True, cases="fast_cases", probe="mixed")
 def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Two runs on the same inputs are bitwise equal, even with a run on other inputs in between."""
     first = logits(bench, probe, probe.inputs)
@@ -115,8 +109,7 @@ def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> I
     yield record.exactly("logits", logits(bench, probe, probe.inputs), first)
 
 
-@claim(dtypes=EVERY, of_reference=True, compiled=True)
-@each("traced_cases")
+@claim(dtypes=EVERY, of_reference=True, compiled=True, cases="traced_cases", probe="mixed")
 def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """If all keys of a row are masked, the results stay finite, because all keys get the same weight."""
     if not probe.config.has_encoder:
@@ -130,8 +123,7 @@ def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecor
         yield record.within(name, weights, alike, probe.oracle.budget(name, bench.subject.dtype))
 
 
-@claim(dtypes=("float64",), of_reference=True)
-@each(PRESETS, "text")
+@claim(dtypes=("float64",), of_reference=True, cases=PRESETS, probe="text")
 def no_padding_without_pad_id(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Without a `pad_id`, token 0 is treated like any other token."""
     config, parameters = dataclasses.replace(probe.config, pad_id=None), dict(probe.parameters)

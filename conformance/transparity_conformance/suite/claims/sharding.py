@@ -7,7 +7,7 @@ not divisible by their number. All claims of a test session use the same process
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from transparity.config import TransformerConfig
@@ -73,16 +73,11 @@ TRAINED = (
 GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2", "qwen3-next on 1 × 2")
 
 
-def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
-    """Yield each case, the name of its model, and a bench for its mesh. With `few`, a backend that compiles models is
-    tested on only one mesh per model."""
-    compiles = few and bench.backend.modes[0] != "eager"
-    for index, case in enumerate(cases):
-        name, _, mesh = case.partition(" on ")
-        if compiles and index % TIMES != index // TIMES % TIMES:
-            continue
-        data, tensor = map(int, mesh.split(" × "))
-        yield case, name, bench.over(data, tensor).about(bench.claim)
+def on_mesh(bench: Bench, case: str) -> tuple[str, Bench]:
+    """Return the name of the model of a case, and a bench for the mesh of the case."""
+    name, _, mesh = case.partition(" on ")
+    data, tensor = map(int, mesh.split(" × "))
+    return name, bench.over(data, tensor).about(bench.claim)
 
 
 @functools.cache
@@ -93,16 +88,22 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
     return config, parameters, inputs, forward_oracle(config, parameters, inputs)
 
 
-@claim(dtypes=("float32",), sharded=True, cases=("llama on 1 × 2",), all_cases=_over(*ALL), all_in=("float64",))
-def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+QUICK, OVER_ALL = "llama on 1 × 2", _over(*ALL)
+
+FEW = {QUICK, *(case for index, case in enumerate(OVER_ALL) if index % TIMES == index // TIMES % TIMES)}
+"""Each model on one of its meshes, the only cases to test if a backend compiles models."""
+
+
+@claim(dtypes=("float32",), sharded=True, cases=(QUICK,), all_cases=OVER_ALL, all_in=("float64",), few=FEW)
+def forward(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """All activations and the logits of a sharded model agree with the oracle, also for uneven numbers of rows."""
-    for case, name, over in _benches(bench, cases, few=True):
-        config, parameters, inputs, oracle = model(name)
-        record, sharded = bench.evidence(case), over.forward(config, parameters)
-        taps = sharded(**inputs)
-        yield record.exactly("names of taps", sorted(taps) == sorted(oracle.expected), True)
-        yield from record.taps(oracle, taps)
-        yield record.oracle(oracle, "logits by the fast path", sharded.logits(**inputs), "logits")
+    name, over = on_mesh(bench, case)
+    config, parameters, inputs, oracle = model(name)
+    record, sharded = bench.evidence(case), over.forward(config, parameters)
+    taps = sharded(**inputs)
+    yield record.exactly("names of taps", sorted(taps) == sorted(oracle.expected), True)
+    yield from record.taps(oracle, taps)
+    yield record.oracle(oracle, "logits by the fast path", sharded.logits(**inputs), "logits")
 
 
 @functools.cache
@@ -118,51 +119,51 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     all_cases=_over("notes-lm", "qwen", "batch", "qwen3-next", "mamba2"),
     all_in=("float64",),
 )
-def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def gradients(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The loss over all ranks, and its gradients, agree with the reference, also for uneven numbers of tokens."""
-    for case, name, over in _benches(bench, cases):
-        ours, parameters = derivatives(name)
-        yield from training.gradients_agree(over, case, ours, parameters)
+    name, over = on_mesh(bench, case)
+    ours, parameters = derivatives(name)
+    yield from training.gradients_agree(over, case, ours, parameters)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
-def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def ten_steps(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """Ten optimizer steps on sharded parameters lead to the same parameters as ten steps of the reference.
 
     A forward pass before the steps has no effect, and the steps do not change the model's own parameters.
     """
-    for case, name, over in _benches(bench, cases):
-        (config, how), oracle = training.TRAINED[name], training.oracle_of(name)
-        batches, parameters = training.batches(config), probe_parameters(config, 6)
-        record, sharded = bench.evidence(case), over.forward(config, parameters)
-        before = sharded.logits(tokens=batches[0]["tokens"])
-        losses, learned = sharded.train(batches, how)
-        yield from training.training_agrees(record, oracle, losses, learned)
-        yield record.exactly("logits after training", sharded.logits(tokens=batches[0]["tokens"]), before)
+    name, over = on_mesh(bench, case)
+    (config, how), oracle = training.TRAINED[name], training.oracle_of(name)
+    batches, parameters = training.batches(config), probe_parameters(config, 6)
+    record, sharded = bench.evidence(case), over.forward(config, parameters)
+    before = sharded.logits(tokens=batches[0]["tokens"])
+    losses, learned = sharded.train(batches, how)
+    yield from training.training_agrees(record, oracle, losses, learned)
+    yield record.exactly("logits after training", sharded.logits(tokens=batches[0]["tokens"]), before)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)
-def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def decoding_with_a_cache(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The logits of decoding in chunks with a sharded cache equal the logits of the full forward pass."""
-    for case, name, over in _benches(bench, cases):
-        yield from decoding.cached(over, case, decoding.SOME, name)
+    name, over = on_mesh(bench, case)
+    yield from decoding.cached(over, case, decoding.SOME, name)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
-def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def greedy_generation(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """Generation on several ranks takes the most likely tokens, also after the text has exceeded the cache."""
-    for case, name, over in _benches(bench, cases):
-        yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
+    name, over = on_mesh(bench, case)
+    yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
-def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def checkpoint(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """If each rank reads only its slices of the parameters from a file, the logits agree with the oracle."""
-    for case, name, over in _benches(bench, cases):
-        config, parameters, inputs, oracle = model(name)
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder, "parameters.safetensors"))
-            save_parameters(path, parameters)
-            assert isinstance(over.backend, RemoteBackend)
-            sharded = over.backend.from_file(config, path, bench.subject.dtype)
-        yield bench.evidence(case).oracle(oracle, "logits", sharded.logits(**inputs))
+    name, over = on_mesh(bench, case)
+    config, parameters, inputs, oracle = model(name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "parameters.safetensors"))
+        save_parameters(path, parameters)
+        assert isinstance(over.backend, RemoteBackend)
+        sharded = over.backend.from_file(config, path, bench.subject.dtype)
+    yield bench.evidence(case).oracle(oracle, "logits", sharded.logits(**inputs))

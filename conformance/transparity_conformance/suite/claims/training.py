@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracl
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.suite.bench import Bench, ClaimRecord
-from transparity_conformance.suite.claims import claim, each
+from transparity_conformance.suite.claims import claim
 from transparity_numpy.harness import function as reference_function
 
 
@@ -66,8 +66,7 @@ def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
         yield loss_agrees(bench, case, logits, targets, expected, pad_id=0, label_smoothing=share)
 
 
-@claim(topic="loss", compiled=True)
-@each("fast_cases")
+@claim(topic="loss", compiled=True, cases="fast_cases", probe="mixed")
 def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """The loss of a model agrees with the loss of the oracle's logits, with padding in the targets."""
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
@@ -113,8 +112,8 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
-FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""If a backend compiles models, only these families are tested."""
+FEW = (*PRESETS, *HARD_TO_REACH, "qwen", "gemma", "t5", "qwen3-next", "mamba2")
+"""If a backend compiles models, only these cases are tested."""
 
 
 @claim(
@@ -123,14 +122,12 @@ FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
     quick=("float32",),
     cases=("notes-lm",),
     all_cases=[*PRESETS, *HARD_TO_REACH, *OF_FAMILIES],
+    few=FEW,
     all_in=("float64",),
 )
-def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def model_gradients(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """The gradient of the loss with respect to each parameter equals the complex-step derivative."""
-    left_out = set(OF_FAMILIES) - set(FEW_FAMILIES) if bench.backend.modes[0] != "eager" else ()
-    for case in cases:
-        if case not in left_out:
-            yield from gradients_agree(bench, case, *derivatives(case))
+    yield from gradients_agree(bench, case, *derivatives(case))
 
 
 RATE = 0.3
@@ -147,10 +144,9 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
 
 
 @claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
-def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def gradients_with_shared_masks(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """With given dropout masks, the gradients of the loss equal the complex-step derivatives."""
-    for case in cases:
-        yield from gradients_agree(bench, case, *dropped(case))
+    yield from gradients_agree(bench, case, *dropped(case))
 
 
 STEPS = 10
@@ -208,14 +204,13 @@ def oracle_of(case: str) -> Oracle:
     all_cases=TRAINED,
     all_in=WIDE,
 )
-def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
+def ten_steps(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """Ten optimizer steps have the same losses and lead to the same parameters as ten steps of the reference."""
-    for case in cases:
-        (config, training), oracle = TRAINED[case], oracle_of(case)
-        record = bench.evidence(case)
-        model = bench.forward(config, probe_parameters(config, 6))
-        losses, parameters = model.train(batches(config), training)
-        yield from training_agrees(record, oracle, losses, parameters)
+    (config, training), oracle = TRAINED[case], oracle_of(case)
+    record = bench.evidence(case)
+    model = bench.forward(config, probe_parameters(config, 6))
+    losses, parameters = model.train(batches(config), training)
+    yield from training_agrees(record, oracle, losses, parameters)
 
 
 def training_agrees(record: ClaimRecord, oracle: Oracle, losses: Any, parameters: Arrays) -> Iterator[ClaimEvidence]:

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.identify.alignment.align import in_its_flow
-from transparity_conformance.identify.alignment.found import Found, flow_of
 from transparity_conformance.identify.alignment.heard import AlignedCall, aligned_probe
 from transparity_conformance.identify.alignment.known_faults import Recorded
 from transparity_conformance.identify.alignment.lines import behind_taps, operation_of
@@ -20,7 +16,6 @@ from transparity_conformance.identify.alignment.reported import alike_on_a_line
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.forms import unmasked, with_biases, without_loops
 from transparity_conformance.matching.graph import common
-from transparity_conformance.matching.recorded import Recorded as RecordedCall
 from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters, probes_of
@@ -233,15 +228,3 @@ def test_it_is_common_in_order_and_as_long_as_can_be(one: str, other: str) -> No
 
 def test_what_is_repeated_more_often_is_paired_from_its_end() -> None:
     assert common("xaby", "xababy") == [(0, 0), (1, 3), (2, 4), (3, 5)]
-
-
-def test_after_a_fault_a_tap_leads_where_the_port_takes_it() -> None:
-    """In a model with parallel branches, only a wrong port passes attention's output to the feed-forward's norm."""
-    probe = aligned_probe(probes_of(MODELS["gpt-neox"], "gpt-neox")["mixed"])
-    output, norm = "decoder.layers.0.self_attention.output", "decoder.layers.0.feed_forward_norm"
-    fault = next(each for each in hypotheses(probe.config, [norm]) if each.fault.variant.startswith("sequential"))
-    empty = RecordedCall([], probe.oracle.expected["logits"])
-    found = Found(probe, empty, flow_of(probe), Clock(), {}, (fault,))
-    assert norm not in found.flow.outputs[output]
-    assert norm in in_its_flow(found, found.ours).flow.outputs[output]
-    assert in_its_flow(found, [*found.ours, "a tap that the fault removes"]) is found

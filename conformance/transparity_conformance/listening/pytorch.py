@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record, Region
 
@@ -179,34 +178,12 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
     scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
     scores = query.detach().double() @ key.detach().double().mT * scale
     last = record.add("attention.scores", _numbers(scores), record.origins(_regions([query, given["key"]])), stack)
-    of_mask = record.origins(_regions(mask))
-    if mask is not None and mask.dtype != torch.bool and (bias := _bias(record, mask, of_mask)):
-        biased = _numbers(scores + bias[0].to(scores.device))
-        last = record.add("attention.biased_scores", biased, tuple(sorted({*last, bias[1]})), stack)
     causal = torch.ones_like(scores, dtype=torch.bool).tril() if given.get("is_causal") else None
     masks = [each for each in (mask, causal) if each is not None]
     for each in masks:
         scores = scores.masked_fill(~each, -torch.inf) if each.dtype == torch.bool else scores + each.detach()
     if masks:
-        last = record.add("attention.masked_scores", _numbers(scores), tuple(sorted({*last, *of_mask})), stack)
+        origins = tuple(sorted({*last, *record.origins(_regions(mask))}))
+        last = record.add("attention.masked_scores", _numbers(scores), origins, stack)
     last = record.add("attention.weights", _numbers(torch._safe_softmax(scores, -1)), last, stack)
     return tuple(sorted({*last, *record.origins(_regions(value))}))
-
-
-def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the position bias in a mask, and its operation. The bias is a value from which the mask was computed, and
-    equals the mask where no key is hidden."""
-    import torch
-
-    added, waiting = mask.detach().cpu().double(), [*origins]
-    kept = added > EXACT_MASK_BELOW
-    while waiting and not kept.all() and added[kept].any():
-        index = waiting.pop(0)
-        value = torch.from_numpy(record.operations[index].value)
-        if value.min() > EXACT_MASK_BELOW:
-            with contextlib.suppress(RuntimeError):  # the value has another shape
-                bias = value.broadcast_to(added.shape)
-                if torch.equal(bias[kept], added[kept]):
-                    return bias, index
-        waiting += record.operations[index].inputs
-    return None

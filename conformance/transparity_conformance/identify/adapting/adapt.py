@@ -17,7 +17,7 @@ from transparity_conformance.identify.adapting.own import Misplaced, misplaced
 from transparity_conformance.identify.adapting.search import FoundAdapter, search
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.proof import Model, Proof, own_probes, proved
-from transparity_conformance.matching.forms import without_loops
+from transparity_conformance.matching.forms import with_biases, without_loops
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.probes import SOURCE, TARGET, Probe, mixed_inputs, probe_parameters
 from transparity_conformance.running.adapters.adapter import ASKED, Adapter
@@ -50,7 +50,8 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
     taps, operations = run_listening(model, probe)
     best: FoundAdapter | None = None
     for heard in (operations, without_loops(probe, operations)):
-        found = search(config, values, probe.inputs, Recorded(heard, taps["logits"], config.num_heads), clock)
+        port = Recorded(with_biases(heard), taps["logits"], config.num_heads)
+        found = search(config, values, probe.inputs, port, clock)
         best = found if best is None or len(found.lines) > len(best.lines) else best
         if found.lost_at is None or len(heard) < len(operations):
             break

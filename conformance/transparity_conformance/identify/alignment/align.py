@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Collection
 
 import numpy as np
 
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.segment import Combination
-from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment import gaps, known_faults
 from transparity_conformance.identify.alignment.found import Found, Matches, flow_of
 from transparity_conformance.matching.recorded import Layout, Match, Recorded
@@ -25,11 +23,6 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
     aligning.complete()
     found = aligning.found.matches
     return {tap: found[tap] for tap in aligning.taps if tap in found}
-
-
-def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    flow = flow_of(found.probe, found.known)
-    return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 
 
 class _Aligning:
@@ -49,20 +42,9 @@ class _Aligning:
             resumed = lost and (gaps.further_on(self.found, lost[0]) or self._resumed(lost))
             if not resumed:
                 return
-            passed = gaps.only_passed(self.found, set(resumed.keys() & self.found.matches.keys()))
+            passed = gaps.only_passed(self.found, resumed.keys() & self.found.matches.keys())
             self.left_out |= set(passed)
-            self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
-
-    def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Explain a new match by the fault that adds the most matches if every layer has this fault."""
-        best, gained = resumed, len(resumed.equal())
-        for tap, match in taps.items():
-            for fault in known_faults.faults_of(self.found, tap, match):
-                with contextlib.suppress(Impossible):
-                    wide = dataclasses.replace(resumed, known=(*resumed.known, fault))
-                    if len(wide.equal()) > gained:
-                        best, gained = wide, len(wide.equal())
-        return best if best is resumed else in_its_flow(best, self.taps)
+            self.found = self.found.without(passed).adding(resumed)
 
     def complete(self) -> None:
         """Match the logits, then missing taps by the data flow or by known faults."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -108,12 +108,12 @@ def further_on(found: Found, lost: str) -> Matches:
     return {}
 
 
-def only_passed(found: Found, moved: set[str]) -> list[str]:
+def only_passed(found: Found, moved: Collection[str]) -> list[str]:
     """Return taps that equal an input and that only `moved` taps read, such as a norm that the port applies later."""
     return [
         tap
         for tap, match in found.matches.items()
-        if found.flow.outputs[tap] and found.flow.outputs[tap] <= moved
+        if found.flow.outputs[tap] and found.flow.outputs[tap] <= {*moved}
         if any(found.index(name) == match.index for name in found.flow.inputs[tap] & found.matches.keys())
     ]
 

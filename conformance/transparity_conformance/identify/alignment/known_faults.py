@@ -38,16 +38,6 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
     return strict or loose  # an operation in `loose` may compute another tap
 
 
-def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults that explain the port's value of `tap`, applied at every possible tap."""
-    value = found.port.read(match)
-    same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
-    for fault in same:
-        every = ((each, other) for each in found.ours for other in faults_at(found.probe.config, each))
-        sites = (each for each, other in every if (other.id, other.variant) == (fault.id, fault.variant))
-        yield Hypothesis(fault, tuple(sites))
-
-
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
     """Return the last match that only a fault explains, and that is no intermediate result of a right port."""
     wrong = set(matches)

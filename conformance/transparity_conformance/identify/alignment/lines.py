@@ -18,7 +18,7 @@ from transparity_conformance.identify.alignment.known_faults import intermediate
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.forms import hides
 from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
-from transparity_conformance.matching.recorded import is_near, largest, layouts
+from transparity_conformance.matching.recorded import Recorded, is_near, largest, layouts
 from transparity_conformance.matching.values import is_whole, same_numbers
 from transparity_conformance.oracle.probes import Probe
 
@@ -175,13 +175,10 @@ class _Right:
     def __init__(
         self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray], is_masked: bool = True
     ) -> None:
-        self.masks, self.heads, self.is_masked = masks, probes[0].config.num_heads, is_masked
+        self.masks, self.is_masked = masks, is_masked
         """`is_masked` is false for scores, which the reference computes before the mask."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
-        self.by_size: dict[int, list[np.ndarray]] = {}
-        for value in values:
-            self.by_size.setdefault(value.size, []).append(value)
-        self.sketches: dict[int, list[np.ndarray]] = {}
+        self.ours = Recorded([Operation("", each, (), ()) for each in values], np.empty(0), probes[0].config.num_heads)
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
         """Return whether a value is right, up to `tolerance`. A table is right if it is constant, has only integers, or
@@ -190,17 +187,12 @@ class _Right:
         allowed = tolerance * (largest(sketch) or 1.0)
         if is_table and self._is_table(sketch if self.is_masked else sketch[~hides(sketch)], allowed):
             return True
-        if value.size not in self.sketches:
-            self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
         if hides(value).any():
             return self._has_masked(value, allowed)
-        same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
-        ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
-        ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # compare positions, too
-        return any(
-            not fits or any(is_near(_without_mask(each), _without_mask(fit.to_ours(value)), allowed) for fit in fits)
-            for each, fits in ways
-        )
+        ours, same_size = self.ours, self.ours.by_size.get(value.size, ())
+        same = [ours.values[index] for index in same_size if is_near(ours.sketch(index), sketch, allowed)]
+        ways = ((each, layouts(each.shape, value.shape, ours.heads)) for each in same)  # compare positions, too
+        return any(not fits or any(is_near(each, fit.to_ours(value), allowed) for fit in fits) for each, fits in ways)
 
     def _is_table(self, sketch: np.ndarray, allowed: float) -> bool:
         is_plain = is_whole(sketch) or sketch[0] == sketch[-1]
@@ -208,21 +200,19 @@ class _Right:
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
         """Return whether a mask of the reference hides the same keys, and the visible scores agree."""
-        same_size = self.by_size.get(value.size, [])
+        same_size = [self.ours.values[index] for index in self.ours.by_size.get(value.size, ())]
         ways = [
-            (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
+            (ours, way.to_ours(value))
+            for ours in same_size
+            for way in layouts(ours.shape, value.shape, self.ours.heads)
         ]
         shown = ((ours, theirs, ~hides(theirs)) for ours, theirs in ways)
         masked = (each for each in shown if any(np.array_equal(mask, ~each[2]) for mask in self.masks))
         return any(is_near(ours[visible], theirs[visible], allowed) for ours, theirs, visible in masked)
 
 
-def _without_mask(value: np.ndarray) -> np.ndarray:
-    return np.where(hides(value), -np.inf, value)
-
-
 def _sketch(value: np.ndarray) -> np.ndarray:
-    return np.sort(_without_mask(value), axis=None)
+    return np.sort(np.where(hides(value), -np.inf, value), axis=None)
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:

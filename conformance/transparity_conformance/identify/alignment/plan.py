@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +30,9 @@ class Plan:
 
     port: Recorded
     matches: Matches
-    in_order: Matches
-    """Later operations with a tap's elements, in the tap's order of axes."""
-    unchanged: Mapping[str, Sequence[Match]]
-    """The next operations that leave a tap's value unchanged, such as a mask without padding."""
+    ways: Mapping[str, Sequence[Match]]
+    """The operations from which to read a tap: the first one in the tap's order of axes, or else the match, then the
+    next operations that leave the value unchanged, such as a mask without padding."""
     known: Combination
 
 
@@ -42,10 +41,9 @@ def plan_of(
 ) -> Plan:
     port = recorded(probe, operations, answer, dtype)
     matches = align(probe, port, clock, known)
-    ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
-    in_order = {tap: match for tap, match in ordered.items() if match is not None}
-    unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
-    return Plan(port, matches, in_order, {tap: found for tap, found in unchanged.items() if found}, known)
+    first = {tap: _in_order(port, match) or match for tap, match in matches.items() if tap != "logits"}
+    ways = {tap: [match, *_unchanged(port, match)] for tap, match in first.items()}
+    return Plan(port, matches, ways, known)
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
@@ -85,26 +83,17 @@ def read(
     plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
 ) -> tuple[Arrays, dict[str, int]]:
     """Return another call's taps and their operations. Join the operations of a loop over rows."""
-    lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
-    shapes = tap_shapes(probe.config, rows, **lengths)
+    shapes = tap_shapes(probe.config, rows, **lengths_of(probe.config, probe.inputs))
+    here = Recorded(operations, answer)
     taps: Arrays = {"logits": answer}
-    here, learned = Recorded(operations, answer), plan.port
     numbers: dict[str, int] = {"logits": (*here.made_answer, len(operations) - 1)[0]}
-    count, keys = len(learned.operations), here.keys[:-1]
-    repeats = rows if rows > 1 and keys == learned.keys[:-1] * rows else 1
-    moved = _moved(plan, here) if repeats == 1 else {}
-    placed = _placed(plan, None if repeats > 1 else moved)
-    if here.keys != learned.keys and repeats == 1:
-        placed = _made_alike(plan, here, placed, moved)
-    for tap, match in placed.items():
-        shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
+    for tap, matches in _placed(plan, here, rows).items():
         ways: list[tuple[np.ndarray, int]] = []
-        for each in (match, *plan.unchanged.get(tap, ())):
-            if repeats > 1 or each.index in moved:
-                indices = [each.index + row * count for row in range(repeats)] if repeats > 1 else [moved[each.index]]
-                ways += [(way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout)]
-        ways = [way for i, way in enumerate(ways) if not any(np.array_equal(way[0], other[0]) for other in ways[:i])]
+        for each, indices in matches:
+            shape = (shapes[tap][0] // len(indices), *shapes[tap][1:])
+            found = ((way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout))
+            ways += [way for way in found if not any(np.array_equal(way[0], other) for other, _ in ways)]
         if len(ways) > 1:  # take the value nearest to the reference, which continues from the port's earlier values
             before = {name: value for name, value in taps.items() if name != "logits"}
             ours = walk(probe, before, plan.known, until=tap)[tap]
@@ -137,28 +126,37 @@ def _ways(
     return rows_of[0] if len(rows_of) == 1 else [np.concatenate([ways[0] for ways in rows_of])]
 
 
-def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return the operation of each tap in another call; prefer operations in the tap's order of axes. `moved` maps the
-    operations that occur in the other call; None if all occur."""
-    placed: dict[str, Match] = {}
-    for tap, match in plan.matches.items():
-        ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
-        found = next((each for each in ways if each and (moved is None or each.index in moved)), None)
-        if tap != "logits" and found:
-            placed[tap] = found
-    return placed
+def _placed(plan: Plan, here: Recorded, rows: int) -> dict[str, list[tuple[Match, list[int]]]]:
+    """Return the operations of each tap that also occur in another call, each with its indices in this call. A loop over
+    rows runs each operation once per row."""
+    learned, keys = plan.port.keys[:-1], here.keys[:-1]
+    turns = next((turns for turns in (1, rows) if keys == learned * turns), 0)
+    if turns:
+        moved = {index: [index + turn * len(learned) for turn in range(turns)] for index in range(len(learned))}
+    else:
+        moved = {index: [other] for index, other in _moved(plan, here).items()}
+    found = {tap: _in_call(ways, moved) or _in_call([plan.matches[tap]], moved) for tap, ways in plan.ways.items()}
+    found = {tap: ways for tap, ways in found.items() if ways}
+    return found if turns else {tap: found[tap] for tap in _made_alike(plan.port, here, found)}
 
 
-def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps with the same inputs in both calls. Unused experts, for example, may confuse `moved`."""
-    taps = sorted(placed, key=lambda tap: placed[tap].index)
-    learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
-    now = _sources(here.inputs, [moved[placed[tap].index] for tap in taps])
+def _in_call(ways: Sequence[Match], moved: Mapping[int, list[int]]) -> list[tuple[Match, list[int]]]:
+    return [(each, moved[each.index]) for each in ways if each.index in moved]
+
+
+def _made_alike(
+    port: Recorded, here: Recorded, found: Mapping[str, Sequence[tuple[Match, Sequence[int]]]]
+) -> Iterator[str]:
+    """Yield the taps with the same inputs in both calls. Unused experts, for example, may confuse `_moved`."""
+    first = {tap: (ways[0][0].index, ways[0][1][0]) for tap, ways in found.items()}
+    taps = sorted(first, key=first.__getitem__)
+    learned = _sources(port.inputs, [first[tap][0] for tap in taps])
+    now = _sources(here.inputs, [first[tap][1] for tap in taps])
     kept = 0
-    for number, (one, other) in enumerate(zip(learned, now, strict=True)):
+    for number, (tap, one, other) in enumerate(zip(taps, learned, now, strict=True)):
         if one & kept == other & kept:
             kept |= 1 << number
-    return {tap: placed[tap] for number, tap in enumerate(taps) if kept >> number & 1}
+            yield tap
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
@@ -184,12 +182,10 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations to their counterparts in another call, which are inputs of the same operations."""
-    learned = plan.port.keys[:-1]
-    if learned == here.keys[:-1]:
-        return {index: index for index in range(len(learned))}
-    moved = dict(common(learned, here.keys[:-1]))
-    wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
+    """Map operations to their counterparts in a call that runs other operations. Prefer operations that are inputs of
+    counterparts."""
+    moved = dict(common(plan.port.keys[:-1], here.keys[:-1]))
+    wanted = {match.index for ways in (plan.matches.values(), *plan.ways.values()) for match in ways}
     used: dict[int, int] = {}
     for user, other_user in moved.items():
         pair = plan.port.inputs[user], here.inputs[other_user]

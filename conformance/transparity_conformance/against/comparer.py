@@ -126,8 +126,8 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def _reordering(self) -> tuple[list[int], list[int]]:
-        """Return the port's last operation that changes the order of the answer's elements, and the reference's views
-        before the answer, with the step before the views."""
+        """Return the port's last operation that reorders the answer's elements. Also return the reference's last
+        computing step, and the views after this step."""
         operations, at = self.port.operations, next(iter(self.port.made_answer), -1)
         while at >= 0:
             value = operations[at].value

@@ -12,8 +12,7 @@ import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.edits.edit import At, Context, Edit, Function, references, result_of, short
-from transparity_conformance.listening.program import Change, Program
-
+from transparity_conformance.listening.program import Change, Program, Step
 
 SPLITTING, CUTTING = {"view", "unsafe_view", "reshape"}, {"split", "split_with_sizes", "chunk", "slice"}
 """Operations that may split an axis into several axes, or into several tensors."""
@@ -31,7 +30,7 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
         if value.shape[a] == value.shape[b] > 1:
             swapped = lambda x, a=a, b=b: x.transpose(a, b).contiguous()  # a later step may be a view
             yield _edit(f"swaps the axes {b} and {a} of {where}", swapped)
-    start, end = _split_axes(at)
+    start, end = _split_axes(at.program, at.step)
     sizes = (*value.shape[start : end - 1], *_parts(at.program, at.step.output, end - 1))
     for order in itertools.permutations(range(len(sizes))):
         yours, theirs = (" × ".join(str(sizes[axis]) for axis in each) for each in (order, sorted(order)))
@@ -40,10 +39,10 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
             yield _edit(says, functools.partial(_resplit, start=start, end=end, sizes=sizes, order=order), rank=1)
 
 
-def _split_axes(at: At) -> tuple[int, int]:
+def _split_axes(program: Program, step: Step) -> tuple[int, int]:
     """Return the axes (from, to) into which a view splits an axis of its input, or the last axis."""
-    after = at.value.shape
-    before = at.program.values[at.step.inputs[0]].shape if short(at.step) in SPLITTING and at.step.inputs else after
+    after = program.values[step.output].shape
+    before = program.values[step.inputs[0]].shape if short(step) in SPLITTING and step.inputs else after
     start = next((axis for axis, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]), -1)
     if start < 0 or len(before) >= len(after):
         return len(after) - 1, len(after)
@@ -60,7 +59,7 @@ def _parts(program: Program, index: int, axis: int) -> tuple[int, ...]:
         if short(step) in CUTTING and len(after) > axis and after[axis] < size and size % after[axis] == 0:
             return size // after[axis], *_parts(program, step.output, axis)
         if short(step) in SPLITTING:
-            start, end = _split_axes(At(program, None, step))
+            start, end = _split_axes(program, step)
             if start == axis and end - start > 1:
                 return *after[start : end - 1], *_parts(program, step.output, end - 1)
     return (size,)

@@ -151,8 +151,8 @@ def _pattern(name: str) -> str:
 
 
 def _similarity(one: str, other: str) -> float:
-    parts = (re.split(r"[._]", name) for name in (one, other))
-    return difflib.SequenceMatcher(None, *parts, autojunk=False).ratio()
+    words = re.compile(r"[._]").split
+    return difflib.SequenceMatcher(None, words(one), words(other), autojunk=False).ratio()
 
 
 def _module(name: str) -> str:

@@ -103,8 +103,8 @@ SPREAD = 0.3
 
 
 def varied(made: Any) -> Any:
-    """Draw the parameters that a new module fills with one number, such as 0 or 1: the answers would not show whether
-    a port uses them."""
+    """Draw the parameters that a new module fills with one number, such as 0 or 1. Otherwise the answers would not show
+    whether a port uses them."""
     model = bound(made)
     if not (is_module(made) or kind_of(made) is not None):
         return model

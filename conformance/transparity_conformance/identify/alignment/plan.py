@@ -127,8 +127,8 @@ def _ways(
 
 
 def _placed(plan: Plan, here: Recorded, rows: int) -> dict[str, list[tuple[Match, list[int]]]]:
-    """Return the operations of each tap that also occur in another call, each with its indices in this call. A loop over
-    rows runs each operation once per row."""
+    """Return the operations of each tap that also occur in another call, each with its indices in this call. A loop
+    over rows runs each operation once per row."""
     learned, keys = plan.port.keys[:-1], here.keys[:-1]
     turns = next((turns for turns in (1, rows) if keys == learned * turns), 0)
     if turns:

@@ -16,7 +16,7 @@ DEPTHS, LENGTHS = (1, 2, 4, 8, 16), (2, 8, 32, 128)
 CASE, DEPTH, LENGTH = "llama", 2, 8
 
 PAGE = "my-port-disagrees.md"
-PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
+PLACE = "<!-- docs/site/noise.py inserts the measured tables here -->"
 """The line of the page `PAGE` that the tables replace."""
 
 HEAD = """### Measured rounding errors

@@ -82,7 +82,7 @@ PRESETS = {
             dropout_at=("embedding", "attention_norm"),
         ),
         "000",
-        "the document generates no text: <bos> is 1 and <eos> is 2, as in its example batch",
+        "the document does not generate text; in its example batch, <bos> is 1 and <eos> is 2",
     ),
     "notes-lm": Preset(_NOTES_LM, "001, the language model", _NOTES_DECIDED),
     "notes-attention": Preset(

@@ -117,7 +117,7 @@ def line_of(trial: Trial, answer: Answer) -> str:
 def _of(
     title: str, right: Callable[[Bug, Answer], bool | None], target: float = 0.0, *, control: bool = False
 ) -> Measure:
-    """Return a measure of the answers to bugs, or to controls and twins."""
+    """Return a measure of the checker's answers about bugs, or about controls and twins."""
 
     def judge(trial: Trial, answer: Answer) -> bool | None:
         return right(trial.wanted, answer) if "missing" not in answer and trial.wanted.control == control else None

@@ -360,7 +360,11 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
     lengths = {length_of(each.inputs) for each in sides.called} - {0}
     shapes = (next(iter(each.inputs.values())).shape for each in sides.called)
     batches = {shape[0] for shape in shapes if shape}
-    calls = len(sides.called) + report.coverage.calls
-    coverage = Coverage(tuple(sorted(lengths)), (), tuple(sorted(batches)), calls, untested=untested)
+    count = len(sides.called) + report.coverage.calls
+    images = {value.shape[1:] for each in sides.called for value in each.inputs.values() if value.ndim == calls.IMAGE}
+    shapes_of_images = tuple(" × ".join(map(str, shape)) for shape in sorted(images))
+    coverage = Coverage(
+        tuple(sorted(lengths)), (), tuple(sorted(batches)), count, untested=untested, images=shapes_of_images
+    )
     verdict = "inconclusive" if untested and report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, coverage=coverage)

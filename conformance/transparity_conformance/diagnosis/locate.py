@@ -21,7 +21,7 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer, which may have an equivalent form."""
+"""Activations inside a sublayer. A right port may compute the sublayer without them."""
 
 INSIDE = ("scores", "weights", "context")
 """The last taps of attention, in order."""

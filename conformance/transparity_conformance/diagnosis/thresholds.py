@@ -14,7 +14,8 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""Up to this multiple of the budget, the budget is measured again with the fault."""
+"""If the remaining error is at most this multiple of the budget, the checker measures the budget again, with the
+fault."""
 
 LUCK = Threshold(
     4.5, "in 144 right models with large scores, errors reached 4.5 × a budget measured with three sets of weights"

@@ -62,7 +62,7 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return a tolerance from as few points as necessary to cover `error`; further points only raise it."""
+        """Return a tolerance that covers `error`, if possible, measured at as few neighboring points as suffice."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)

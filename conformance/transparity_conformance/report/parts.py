@@ -36,6 +36,8 @@ class Coverage:
     """Untested fields and probes, with reasons; none for the verdict `agrees`."""
     sizes: tuple[str, ...] = ()
     """Ranges of the models' sizes, such as `head_dim 8 to 34`."""
+    images: tuple[str, ...] = ()
+    """The shapes of images, such as `3 × 32 × 64`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
@@ -50,7 +52,8 @@ class Coverage:
         """`25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`."""
         target = "target length" if self.source_lengths else "length"
         named = ((self.source_lengths, "source length"), (self.lengths, target), (self.batches, "batch size"))
-        return ", ".join(_values(values, name) for values, name in named if values)
+        images = [f"images of {', '.join(self.images)}"] * bool(self.images)
+        return ", ".join([*(_values(values, name) for values, name in named if values), *images])
 
     @property
     def line(self) -> str:

@@ -47,7 +47,7 @@ def called_by_its_names(model: Any, framework: str | None = None) -> Callable[..
     """Return `forward(**inputs)`, which takes inputs by the model's own names, and has the model's signature. The first
     input may have any name. `forward` returns the array of logits or hidden states."""
     if not callable(model):
-        raise PortError(f"The port returned {shown(model)}; expected a model, or a function that takes its inputs.")
+        raise PortError(f"The port returned {shown(model)}; expected a model, or a function of the model's inputs.")
     takes, array, without_gradients = _prepared(model, framework)
     further, has_targets = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 

@@ -61,7 +61,7 @@ class Sides:
     views: dict[Way, Reference] = field(default_factory=dict)
 
     def view(self, way: Way) -> Reference:
-        """Return the reference, whose answers come from one kind of call."""
+        """Return a view of the reference whose answers come from calls of `way`."""
         if way.method and way not in self.views:
             function, settings = WAYS[way.method][0], way.settings
             self.views[way] = self.reference.calling(lambda model, inputs: function(model, *settings, inputs))

@@ -74,7 +74,7 @@ class TensorFile:
 
 @contextlib.contextmanager
 def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
-    """Write a loader's folder once, and remove it at the end. Each edit then only copies the folder."""
+    """Write a loader's folder once, as the source of all changed folders, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         if port.model_type is not None:
             export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)

@@ -33,7 +33,7 @@ class _Aligning:
         """Taps without a match, because the port computes them later than the reference does."""
 
     def alternate(self) -> None:
-        """Match all taps whose values agree, then one tap with a wrong value, until no tap is added."""
+        """Match all taps whose values agree, then one tap with a wrong value. Repeat this until no tap gets a match."""
         while True:
             while equal := self.found.equal() or gaps.reordered(self.found):
                 self.by_value |= set(equal)

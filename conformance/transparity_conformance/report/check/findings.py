@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of the worst divergence, with all activations where they act, and common alternatives."""
+        """The causes of the worst divergence, with the activations of all divergences that have the same cause."""
         every = [cause for fault in self.faults for cause in fault.causes]
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes

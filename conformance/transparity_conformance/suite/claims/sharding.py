@@ -69,6 +69,7 @@ TRAINED = (
     "adamw with recurrent layers on 1 × 2",
     "adamw with recurrent layers on 2 × 2",
 )
+"""Cases for training: an optimizer, and the mesh as data × model."""
 
 GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2", "qwen3-next on 1 × 2")
 

@@ -10,8 +10,8 @@ import torch
 from tests.against.test_check import MISTAKES, MODELS, against_theirs, replaced
 from tests.looping import for_each
 
-from transparity_conformance.against.edits.edit import At, Edit
-from transparity_conformance.against.edits.elements import _along
+from transparity_conformance.against.edits.edit import At, Context, Edit
+from transparity_conformance.against.edits.elements import _along, orders
 from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.against.edits.numbers import _slices
 from transparity_conformance.against.search import EditSearch, Explanation
@@ -108,6 +108,14 @@ def test_each_slice_of_another_place_has_other_elements(first: int, says: str, c
     made = [change(program.values) for edit in edits if (change := edit.make(at))]
     assert len(made) == count
     assert not any(torch.equal(each, at.value) for each in made)
+
+
+def test_a_number_and_an_empty_tensor_have_no_other_order() -> None:
+    x = torch.arange(12.0, dtype=torch.float64).reshape(2, 6)
+    program = record_program(torch.nn.Identity(), {"x": x}, lambda: x.sum() + (x[:, :6:2] * 1)[:, 3:].sum())
+    flow: Any = None
+    found = [edit for step in program.steps for edit in orders(At(program, flow, step), Context())]
+    assert {edit.kind for edit in found} == {"sign", "order"}
 
 
 def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_agrees() -> None:

@@ -30,6 +30,8 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
         if value.shape[a] == value.shape[b] > 1:
             swapped = lambda x, a=a, b=b: x.transpose(a, b).contiguous()  # a later step may be a view
             yield _edit(f"swaps the axes {b} and {a} of {where}", swapped)
+    if not value.ndim:
+        return
     start, end = _split_axes(at.program, at.step)
     sizes = (*value.shape[start : end - 1], *_parts(at.program, at.step.output, end - 1))
     for order in itertools.permutations(range(len(sizes))):
@@ -56,7 +58,7 @@ def _parts(program: Program, index: int, axis: int) -> tuple[int, ...]:
     for number in program.readers_of(program.maker[index]):
         step = program.steps[number]
         after = program.values[step.output].shape
-        if short(step) in CUTTING and len(after) > axis and after[axis] < size and size % after[axis] == 0:
+        if short(step) in CUTTING and len(after) > axis and 0 < after[axis] < size and size % after[axis] == 0:
             return size // after[axis], *_parts(program, step.output, axis)
         if short(step) in SPLITTING:
             start, end = _split_axes(program, step)

@@ -74,7 +74,7 @@ def test_a_regular_order_of_elements_is_told_in_words() -> None:
         (9, 3, "takes q on axis -1 in the order 0, 3, 6, 1, …"),
     ):
         x = torch.arange(size)
-        at: Any = SimpleNamespace(with_result=lambda change, x=x: change(x))
+        at: Any = SimpleNamespace(changing=lambda _, change, x=x: change(x))
         port = x.view(parts, -1).T.flatten()
         assert [edit.says for edit in _along(-1, size, "q") if torch.equal(cast(Any, edit.make(at)), port)] == [says]
 

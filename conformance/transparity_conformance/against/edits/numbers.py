@@ -16,23 +16,22 @@ from transparity_conformance.against.edits.edit import (
     At,
     Context,
     Edit,
-    as_shaped,
+    Path,
+    edit_at,
     given_of,
     part_of,
     references,
     result_of,
     short,
 )
-from transparity_conformance.listening.program import Change, Ref, Values, executed, filled
+from transparity_conformance.against.flow import as_shaped
+from transparity_conformance.listening.program import Change, Ref, Values
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
 """Common factors, epsilons and rotary bases."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
-
-Path = tuple[Any, ...]
-"""The location of a number: a position or keyword, followed by positions in nested lists."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -174,23 +173,7 @@ def _in_words(value: Any) -> str:
 
 
 def with_number(at: At, path: Path, value: Any) -> Change:
-    def changed(values: Values) -> Any:
-        args, kwargs = filled(at.step.args, values), dict(filled(at.step.kwargs, values))
-        if isinstance(path[0], str):
-            kwargs[path[0]] = _replaced(kwargs[path[0]], path[1:], value)
-        else:
-            args = _replaced(args, path, value)
-        # Pass copies, because a step may write into its inputs, as a batch norm does in training.
-        tensors = [each.clone() if hasattr(each, "clone") else each for each in args]
-        return executed(at.step.func, tensors, kwargs, None)
-
-    return changed
-
-
-def _replaced(args: Any, path: Path, value: Any) -> Any:
-    if not path:
-        return args.new_full(args.shape, value) if hasattr(args, "new_full") else value
-    return type(args)(_replaced(item, path[1:], value) if place == path[0] else item for place, item in enumerate(args))
+    return at.changing(path, lambda old: old.new_full(old.shape, value) if hasattr(old, "new_full") else value)
 
 
 PLACES: dict[str, Callable[[int, int], int]] = {
@@ -234,8 +217,7 @@ def _sizes(at: At) -> Iterator[Edit]:
                 other = _exchanged(sizes, first)
                 if other != list(sizes):
                     says = f"uses the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
-                    change = functools.partial(_exchanged, first=first)
-                    yield Edit("shape", says, functools.partial(At.with_argument, place=place, change=change), rank=2)
+                    yield edit_at((place,), "shape", says, functools.partial(_exchanged, first=first), 2)
 
 
 def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
@@ -301,8 +283,7 @@ def tables(at: At, context: Context) -> Iterator[Edit]:
         for operation in alike:
             theirs = torch.from_numpy(context.lost[operation]).reshape(ours.shape)
             says = functools.partial(_other_numbers, name, ours, theirs)
-            change = lambda _, theirs=theirs: theirs
-            make = functools.partial(At.with_argument, place=place, change=change)
+            make = functools.partial(At.changing, path=(place,), change=lambda _, theirs=theirs: theirs)
             yield Edit("number", says, make, rank=4, operation=operation)
 
 

@@ -18,12 +18,12 @@ from transparity_conformance.against.edits.edit import (
     Function,
     Make,
     behind_views,
+    edit_at,
     line_of,
     origin,
     references,
     reordering,
     short,
-    with_item,
 )
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 from transparity_conformance.oracle.budgets import epsilon
@@ -58,8 +58,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"
-            make = functools.partial(At.with_argument, place=place, change=operator.itemgetter(slice(None, None, -1)))
-            yield Edit("operands", says, make, rank=1)
+            yield edit_at((place,), "operands", says, operator.itemgetter(slice(None, None, -1)), 1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
         says = f"swaps the two operands of `{short(step)}` in `{at.line}`"
         exchanged = lambda at: at.with_arguments(lambda args, _: [args[1], args[0], *args[2:]])
@@ -144,8 +143,7 @@ def _taking(at: At, place: int, site: Hashable, other: Other) -> Change | None:
     index = other.before(at, at.step.site == site)
     if index is None:
         return None
-    shape = at.program.values[at.step.args[place].index].shape
-    return at.with_arguments(lambda args, values: with_item(args, place, values[index].reshape(shape)))
+    return lambda values: at.changing((place,), lambda old: values[index].reshape(old.shape))(values)
 
 
 ALIKE: tuple[tuple[str, ...], ...] = (
@@ -183,7 +181,7 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
     for label, function in activations().items() if name in ACTIVATIONS else ():
         form = f" ({at.step.kwargs['approximate']})" if at.step.kwargs.get("approximate") else ""
         says = f"applies {label}, where the reference applies `{name}`{form}"
-        made = lambda at, function=function: lambda values: at.fitting(function(values[at.step.inputs[0]]))
+        made = lambda at, function=function: at.applying(function, at.step.inputs[0])
         yield Edit("function", says, made, rank=1)
 
 

@@ -9,7 +9,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
+from transparity_conformance.against.edits.edit import (
+    VIEWS,
+    At,
+    Context,
+    Edit,
+    Function,
+    edit_at,
+    given_of,
+    references,
+    short,
+)
 from transparity_conformance.against.edits.operands import LAYER_NORM, norms
 from transparity_conformance.listening.program import Change, Program, Values, filled
 
@@ -112,33 +122,33 @@ def uses(at: At, context: Context) -> Iterator[Edit]:
         if item.index not in at.program.given or not value.is_floating_point():
             continue
         name = at.program.names.get(item.index, "a constant")
-        for says, change in USES.items():
-            yield _using(says.format(name), place, change)
-        for order in itertools.permutations(range(1, value.ndim)) if value.ndim > 2 else ():
-            if list(order) != sorted(order):
-                says = f"reads the axes of {name} in the order {', '.join(map(str, (0, *order)))}"
-                yield _using(says, place, functools.partial(_in_order, order=(0, *order)))
+        changes = {says.format(name): change for says, change in USES.items()} | _other_axes(name, value)
         if item.index not in at.program.parameters:
-            yield from _other_bases(place, name, value)
+            changes |= _other_bases(name, value)
+        for says, change in changes.items():
+            yield edit_at((place,), "parameter", says, change, 1)
+
+
+def _other_axes(name: str, value: Any) -> dict[str, Function]:
+    orders = [(0, *order) for order in itertools.permutations(range(1, value.ndim))][1:] if value.ndim > 2 else []
+    return {
+        f"reads the axes of {name} in the order {', '.join(map(str, order))}": functools.partial(_in_order, order=order)
+        for order in orders
+    }
 
 
 def _in_order(x: Any, order: tuple[int, ...]) -> Any:
     return x.reshape([x.shape[axis] for axis in order]).permute([order.index(axis) for axis in range(x.ndim)])
 
 
-def _using(says: str, place: int, change: Function) -> Edit:
-    return Edit("parameter", says, lambda at: at.with_argument(place, change), rank=1)
-
-
-def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits that change the base of a constant base ** (-i / n), where i = 0, 1, …, n - 1."""
+def _other_bases(name: str, value: Any) -> dict[str, Function]:
+    """Return changes of the base of a constant base ** (-i / n), where i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
-        return
+        return {}
     old = last ** (-count / (count - 1))
-    for base in (1e3, 1e4, 1e5, 5e5, 1e6):
-        says = f"has the base {base:g} instead of the base {old:.6g} in {name}"
-        yield _using(says, place, functools.partial(pow, exp=math.log(base) / math.log(old)))
+    changed = {base: functools.partial(pow, exp=math.log(base) / math.log(old)) for base in (1e3, 1e4, 1e5, 5e5, 1e6)}
+    return {f"has the base {base:g} instead of the base {old:.6g} in {name}": each for base, each in changed.items()}
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:

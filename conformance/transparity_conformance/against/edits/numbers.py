@@ -283,7 +283,8 @@ def tables(at: At, context: Context) -> Iterator[Edit]:
         for operation in alike:
             theirs = torch.from_numpy(context.lost[operation]).reshape(ours.shape)
             says = functools.partial(_other_numbers, name, ours, theirs)
-            make = functools.partial(At.changing, path=(place,), change=lambda _, theirs=theirs: theirs)
+            change = lambda _, theirs=theirs: theirs
+            make = functools.partial(At.changing, path=(place,), change=change)
             yield Edit("number", says, make, rank=4, operation=operation)
 
 

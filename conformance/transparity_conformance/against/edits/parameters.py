@@ -15,6 +15,7 @@ from transparity_conformance.against.edits.edit import (
     Context,
     Edit,
     Function,
+    Make,
     edit_at,
     given_of,
     references,
@@ -41,55 +42,48 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 }
 """Mistakes in a layer norm, as functions from the right weight and bias to the wrong weight and bias."""
 
+LAST_MODULE, FIRST_PARTS = r"(?<![^.])({})(?=\.[^.]+$)", r"^({})(?![^.])"
+"""Regular expressions for a part of a parameter's dotted name: the innermost module, and any number of first parts."""
+
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that use the parameters of a sibling module, and edits of a layer norm's parameters."""
-    own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
-    own = {place: index for place, index in own.items() if index in at.program.parameters}
+    own = [index for item in at.step.args if (index := given_of(at.program, item)) in at.program.parameters]
     if not own or short(at.step) in VIEWS:
         return
-    module = at.program.names[next(iter(own.values()))].rpartition(".")[0]
+    module = at.program.names[own[0]].rpartition(".")[0]
     for other in _modules_beside(at.program, module):
         mine, theirs = module.rpartition(".")[2], other.rpartition(".")[2]
         says = f"uses the parameters of {other} for {module} in `{at.line}`"
-        rename = functools.partial(_in_sibling, names={mine: theirs})
-        swaps = _swap(mine, theirs, _in_sibling), _swap(module, other, _in_module)
-        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2, wider=swaps)
-    for place, index in own.items():
-        yield from _tables(at, place, index)
+        swaps = _swap(mine, theirs, LAST_MODULE), _swap(module, other, FIRST_PARTS)
+        yield Edit("parameter", says, _renaming({mine: theirs}, LAST_MODULE), rank=2, wider=swaps)
+    for index in own:
+        yield from _tables(at, index)
     if short(at.step) == "native_layer_norm":
         yield from _other_norms(at, context.numbers)
 
 
-def _tables(at: At, place: int, index: int) -> Iterator[Edit]:
+def _tables(at: At, index: int) -> Iterator[Edit]:
     """Yield edits that use another table of the same shape, such as the embedding instead of the head."""
     names, values = at.program.names, at.program.values
     for other in at.program.parameters - {index}:
         is_alike = values[other].ndim == 2 and values[other].shape == values[index].shape
         if is_alike and not re.search(r"\.\d+\.", f"{names[index]} {names[other]}"):
-            swap = {names[index]: names[other]}
             says = f"uses {names[other]} instead of {names[index]}"
-            rename = functools.partial(_renamed, swap)
-            make = functools.partial(_with_parameters, rename=rename)
-            yield Edit("parameter", says, make, rank=1)
+            yield Edit("parameter", says, _renaming({names[index]: names[other]}), rank=1)
 
 
-def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
+def _swap(one: str, other: str, form: str) -> Edit:
     one, other = sorted((one, other))
-    make = functools.partial(_with_parameters, rename=functools.partial(renamed, names={one: other, other: one}))
+    make = _renaming({one: other, other: one}, form)
     return Edit("parameter", f"swaps the parameters of {one} and {other}", make, rank=2, is_everywhere=True)
-
-
-def _renamed(swap: Mapping[str, str], name: str) -> str:
-    return swap.get(name, name)
 
 
 def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
     for says, change in NORMS.items():
-        for with_epsilon in (False, True):
-            what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
-            make = functools.partial(_layer_norm, change=change, with_epsilon=with_epsilon)
-            yield Edit("normalization", what, make, rank=1)
+        for form, other in (("", None), (" and the default epsilon", 1e-5)):
+            make = functools.partial(_layer_norm, change=change, eps=other)
+            yield Edit("normalization", f"{says}{form} in `{at.line}`", make, rank=1)
     *_, theirs, eps = at.step.args
     for has_bias in (True, False) if theirs is not None else (False,):
         bias = "adds the bias" if has_bias else "adds no bias"
@@ -111,9 +105,7 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
             for other in sorted((int(each[place]) for each in alike), key=lambda each: abs(each - number)):
                 mine, theirs = (".".join([*before, str(each)]) for each in (number, other))
                 says = f"uses the parameters of {theirs} for {mine}"
-                rename = functools.partial(re.compile(rf"^{re.escape(mine)}\.").sub, f"{theirs}.")
-                make = functools.partial(_with_parameters, rename=rename)
-                yield Edit("parameter", says, make, rank=2, is_everywhere=True)
+                yield Edit("parameter", says, _renaming({mine: theirs}), rank=2, is_everywhere=True)
 
 
 def uses(at: At, context: Context) -> Iterator[Edit]:
@@ -170,15 +162,10 @@ def _modules_beside(program: Program, module: str) -> list[str]:
     return [owner for owner in alike if owner.rpartition(".")[0] == parent]
 
 
-def _in_sibling(name: str, names: Mapping[str, str]) -> str:
-    owner, _, leaf = name.rpartition(".")
-    parent, dot, module = owner.rpartition(".")
-    return f"{parent}{dot}{names.get(module, module)}.{leaf}" if dot or module else name
-
-
-def _in_module(name: str, names: Mapping[str, str]) -> str:
-    owner, dot, leaf = name.rpartition(".")
-    return f"{names.get(owner, owner)}{dot}{leaf}"
+def _renaming(names: Mapping[str, str], form: str = FIRST_PARTS) -> Make:
+    """Return a function that makes a step read other parameters. `names` maps parts of names, which match `form`."""
+    pattern = re.compile(form.format("|".join(map(re.escape, names))))
+    return functools.partial(_with_parameters, rename=lambda name: pattern.sub(lambda part: names[part[0]], name))
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
@@ -195,12 +182,8 @@ def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
     return at.with_arguments(changed) if others else None
 
 
-def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsilon: bool) -> Change:
-    def changed(args: list[Any], values: Values) -> list[Any]:
-        x, shape, weight, bias, eps = args
-        return [x, shape, *change(weight, bias), 1e-5 if with_epsilon else eps]
-
-    return at.with_arguments(changed)
+def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], eps: float | None) -> Change:
+    return at.with_arguments(lambda args, _: [*args[:2], *change(*args[2:4]), args[4] if eps is None else eps])
 
 
 def _normed(at: At, norm: Function, has_bias: bool) -> Change:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 from collections import ChainMap
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,35 +226,30 @@ EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12, epsilon("float32"))
 LAYER_NORM = "the standard deviation with the epsilon"
 
 
+def _divided(x: Any, is_centred: bool, fewer: int, eps: float = 0.0, outside: float = 0.0) -> Any:
+    x = x - x.mean(-1, keepdim=True) if is_centred else x
+    return x / ((x.pow(2).sum(-1, keepdim=True) / (x.shape[-1] - fewer) + eps).sqrt() + outside)
+
+
+DIVIDED: dict[str, Function] = {
+    "the root mean square{}": functools.partial(_divided, is_centred=False, fewer=0),
+    "the standard deviation{}, after the mean is subtracted": functools.partial(_divided, is_centred=True, fewer=0),
+    "the standard deviation with n - 1{}, after the mean is subtracted": functools.partial(
+        _divided, is_centred=True, fewer=1
+    ),
+}
+
+NORMALIZED: dict[str, Function] = {
+    "the sum": lambda x: x / x.sum(-1, keepdim=True),
+    "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
+}
+
+
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    def divided(size: Function, x: Any, eps: float = 0.0, outside: float = 0.0) -> Any:
-        return x / ((size(x.pow(2)) + eps).sqrt() + outside)
-
-    def mean(squares: Any) -> Any:
-        return squares.mean(-1, keepdim=True)
-
-    def unbiased(squares: Any) -> Any:
-        return squares.sum(-1, keepdim=True) / (squares.shape[-1] - 1)
-
-    kinds: dict[str, Callable[..., Any]] = {
-        "the root mean square{}": functools.partial(divided, mean),
-        "the standard deviation{}, after the mean is subtracted": lambda x, **eps: divided(mean, _centred(x), **eps),
-        "the standard deviation with n - 1{}, after the mean is subtracted": lambda x, **eps: divided(
-            unbiased, _centred(x), **eps
-        ),
-    }
-    found: dict[str, Function] = {
-        **{says.format(""): function for says, function in kinds.items()},
-        "the sum": lambda x: x / x.sum(-1, keepdim=True),
-        "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
-        "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
-    }
+    found = {says.format(""): function for says, function in DIVIDED.items()} | NORMALIZED
     for eps in dict.fromkeys([*EPSILONS, *(number for number in numbers if 0 < number <= 1e-3)]):
-        for says, function in kinds.items():
+        for says, function in DIVIDED.items():
             found[says.format(f" with the epsilon {eps:g}")] = functools.partial(function, eps=eps)
             found[says.format(f" plus {eps:g}")] = functools.partial(function, outside=eps)
     return found
-
-
-def _centred(x: Any) -> Any:
-    return x - x.mean(-1, keepdim=True)

@@ -10,10 +10,12 @@ import torch
 from tests.against.test_check import MISTAKES, MODELS, against_theirs, replaced
 from tests.looping import for_each
 
-from transparity_conformance.against.edits.edit import At, Edit
+from transparity_conformance.against.edits.edit import At, Context, Edit
 from transparity_conformance.against.edits.elements import _along
 from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.against.edits.numbers import _slices
+from transparity_conformance.against.edits.operands import operands
+from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import findings
@@ -108,6 +110,17 @@ def test_each_slice_of_another_place_has_other_elements(first: int, says: str, c
     made = [change(program.values) for edit in edits if (change := edit.make(at))]
     assert len(made) == count
     assert not any(torch.equal(each, at.value) for each in made)
+
+
+def test_an_edit_of_an_in_place_step_does_not_overwrite_recorded_values() -> None:
+    x = torch.arange(6.0, dtype=torch.float64)
+    program = record_program(torch.nn.Identity(), {"x": x}, lambda: (x * 2).add_(x))
+    step = next(each for each in program.steps if each.aliases)
+    at = At(program, DataFlow(program, {"x"}), step)
+    copies = {index: value.clone() for index, value in program.values.items()}
+    made = [change(program.values) for edit in operands(at, Context()) if (change := edit.make(at))]
+    assert len(made) > 1
+    assert all(torch.equal(value, copies[index]) for index, value in program.values.items())
 
 
 def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_agrees() -> None:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 from collections import ChainMap
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,7 +231,7 @@ def _divided(x: Any, is_centred: bool, fewer: int, eps: float = 0.0, outside: fl
     return x / ((x.pow(2).sum(-1, keepdim=True) / (x.shape[-1] - fewer) + eps).sqrt() + outside)
 
 
-DIVIDED: dict[str, Function] = {
+DIVIDED: dict[str, Callable[..., Any]] = {
     "the root mean square{}": functools.partial(_divided, is_centred=False, fewer=0),
     "the standard deviation{}, after the mean is subtracted": functools.partial(_divided, is_centred=True, fewer=0),
     "the standard deviation with n - 1{}, after the mean is subtracted": functools.partial(
@@ -247,7 +247,7 @@ NORMALIZED: dict[str, Function] = {
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    found = {says.format(""): function for says, function in DIVIDED.items()} | NORMALIZED
+    found: dict[str, Function] = {says.format(""): each for says, each in DIVIDED.items()} | NORMALIZED
     for eps in dict.fromkeys([*EPSILONS, *(number for number in numbers if 0 < number <= 1e-3)]):
         for says, function in DIVIDED.items():
             found[says.format(f" with the epsilon {eps:g}")] = functools.partial(function, eps=eps)

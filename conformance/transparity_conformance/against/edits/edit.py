@@ -56,9 +56,14 @@ class At:
             end = start
         return found
 
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the operation on copies, because it may write into its inputs, as a batch norm does in training."""
+        copies = [each.clone() if hasattr(each, "clone") else each for each in args]
+        return executed(self.step.func, copies, kwargs, None)
+
     def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
         step = self.step
-        return lambda values: self._run(change([*filled(step.args, values)], values), filled(step.kwargs, values))
+        return lambda values: self.run(change([*filled(step.args, values)], values), filled(step.kwargs, values))
 
     def changing(self, path: Path, change: Function) -> Change:
         """Return a change that applies the function `change` to the argument at `path`, or to the result."""
@@ -68,19 +73,14 @@ class At:
         def changed(values: Values) -> Any:
             args, kwargs = filled(self.step.args, values), filled(self.step.kwargs, values)
             if isinstance(path[0], str):
-                return self._run(args, {**kwargs, path[0]: _replaced(kwargs[path[0]], path[1:], change)})
-            return self._run(_replaced(args, path, change), kwargs)
+                return self.run(args, {**kwargs, path[0]: _replaced(kwargs[path[0]], path[1:], change)})
+            return self.run(_replaced(args, path, change), kwargs)
 
         return changed
 
     def applying(self, function: Function, index: int) -> Change:
         """Return a change whose result is `function` of the value `index`."""
         return lambda values: self.fitting(function(values[index]))
-
-    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the operation on copies, because it may write into its inputs, as a batch norm does in training."""
-        copies = [each.clone() if hasattr(each, "clone") else each for each in args]
-        return executed(self.step.func, copies, kwargs, None)
 
     def fitting(self, made: Any) -> Any:
         """Return `made` in the shape of the step's result. Raise `ValueError` if this fails, or if only one is

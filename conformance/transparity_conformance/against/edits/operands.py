@@ -25,7 +25,7 @@ from transparity_conformance.against.edits.edit import (
     reordering,
     short,
 )
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
 from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
@@ -116,7 +116,7 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
 
     def changed(values: Values) -> Any:
         now = ChainMap({index: values[new] for index, new in swapped.items() if new is not None}, values)
-        return executed(step.func, filled(step.args, now), filled(step.kwargs, now), None)
+        return at.run(filled(step.args, now), filled(step.kwargs, now))
 
     return changed
 

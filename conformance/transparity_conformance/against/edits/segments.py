@@ -23,10 +23,12 @@ from transparity_conformance.against.edits.edit import (
 )
 from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.against.flow import as_shaped
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values
 
 LONGEST = 4
 """The number of nearest dominators at which a segment may start."""
+
+OPPOSITE = "computes {} before {}; the reference does the opposite"
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -89,11 +91,7 @@ def _exchange_in_words(at: At, last: int, first: int) -> str:
     if found is None or found[0] not in at.program.maker:
         return ""
     makes = at.program.steps[at.program.maker[found[0]]]
-    return _other_way_round(_in_words(at, found[0], at.step), _in_words(at, found[1], makes))
-
-
-def _other_way_round(later: str, earlier: str) -> str:
-    return f"computes {later} before {earlier}; the reference does the opposite"
+    return OPPOSITE.format(_in_words(at, found[0], at.step), _in_words(at, found[1], makes))
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
@@ -107,10 +105,9 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
         makes = at.program.steps[at.program.maker[item.index]]
         begins = list(zip(range(LONGEST), starts(at.flow, item.index), strict=False))
         for count, start in reversed(begins):
-
-            def says(start: int = start, makes: Step = makes) -> str:
-                return _other_way_round(part_of(at.program, [at.step]), _in_words(at, start, makes))
-
+            says = lambda start=start, makes=makes: OPPOSITE.format(
+                part_of(at.program, [at.step]), _in_words(at, start, makes)
+            )
             yield Edit("exchanged", says, functools.partial(_step_before, place=place, count=count), 2)
 
 
@@ -143,10 +140,8 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _once_more(at: At, place: int) -> Change:
-    def changed(values: Values) -> Any:
-        return at.fitting(executed(at.step.func, [at.step.result(values), values[at.step.args[place].index]], {}, None))
-
-    return changed
+    operand = at.step.args[place].index
+    return lambda values: at.fitting(at.run([at.step.result(values), values[operand]], {}))
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:

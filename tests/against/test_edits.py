@@ -14,6 +14,8 @@ from transparity_conformance.against.edits.edit import At, Context, Edit
 from transparity_conformance.against.edits.elements import _along, orders
 from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.against.edits.numbers import _slices
+from transparity_conformance.against.edits.operands import operands
+from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import findings
@@ -74,7 +76,7 @@ def test_a_regular_order_of_elements_is_told_in_words() -> None:
         (9, 3, "takes q on axis -1 in the order 0, 3, 6, 1, …"),
     ):
         x = torch.arange(size)
-        at: Any = SimpleNamespace(with_result=lambda change, x=x: change(x))
+        at: Any = SimpleNamespace(changing=lambda _, change, x=x: change(x))
         port = x.view(parts, -1).T.flatten()
         assert [edit.says for edit in _along(-1, size, "q") if torch.equal(cast(Any, edit.make(at)), port)] == [says]
 
@@ -116,6 +118,17 @@ def test_a_number_and_an_empty_tensor_have_no_other_order() -> None:
     flow: Any = None
     found = [edit for step in program.steps for edit in orders(At(program, flow, step), Context())]
     assert {edit.kind for edit in found} == {"sign", "order"}
+
+
+def test_an_edit_of_an_in_place_step_does_not_overwrite_recorded_values() -> None:
+    x = torch.arange(6.0, dtype=torch.float64)
+    program = record_program(torch.nn.Identity(), {"x": x}, lambda: (x * 2).add_(x))
+    step = next(each for each in program.steps if each.aliases)
+    at = At(program, DataFlow(program, {"x"}), step)
+    copies = {index: value.clone() for index, value in program.values.items()}
+    made = [change(program.values) for edit in operands(at, Context()) if (change := edit.make(at))]
+    assert len(made) > 1
+    assert all(torch.equal(value, copies[index]) for index, value in program.values.items())
 
 
 def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_agrees() -> None:

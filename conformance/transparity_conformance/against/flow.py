@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import operator
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,9 +83,9 @@ class DataFlow:
         return self._between[start, end]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps of a segment on `value`. Skip a view whose input has another size than in the record."""
+        """Run the steps of a segment on `value` in its recorded shape. Skip a view whose input has another size."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
-        now = ChainMap({start: value}, values, self.program.values)
+        now = ChainMap({start: as_shaped(value, self.program.values[start])}, values, self.program.values)
         for step in self.between(start, end):
             given = now[step.inputs[0]]
             if "view" in step.name and given.numel() != self.program.values[step.output].numel():
@@ -91,3 +93,14 @@ class DataFlow:
             else:
                 self.program.run_one(step, now, self.changes, None)
         return now[end]
+
+
+def as_shaped(value: Any, meant: Any) -> Any:
+    """Merge, split or reorder axes to match `meant`. Return `value` unchanged if this is ambiguous or impossible."""
+    if value.shape == meant.shape or value.numel() != meant.numel():
+        return value
+    if value.ndim != meant.ndim:
+        ends, others = (set(itertools.accumulate(each.shape, operator.mul)) for each in (value, meant))
+        return value.reshape(meant.shape) if ends <= others or others <= ends else value
+    orders = [each for each in itertools.permutations(range(value.ndim)) if value.permute(each).shape == meant.shape]
+    return value.permute(orders[0]) if len(orders) == 1 else value

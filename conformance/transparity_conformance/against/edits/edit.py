@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.text import safe
-from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.flow import DataFlow, as_shaped
 from transparity_conformance.listening.program import Change, Place, Program, Ref, Step, Values, executed, filled
 from transparity_conformance.matching.values import fingerprint
 
@@ -24,6 +23,10 @@ VIEWS = frozenset(
 
 
 Function = Callable[[Any], Any]
+
+Path = tuple[Any, ...]
+"""The location of an argument: a position or keyword, followed by positions in nested lists. The empty path is the
+location of the result."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,31 @@ class At:
             end = start
         return found
 
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the operation on copies, because it may write into its inputs, as a batch norm does in training."""
+        copies = [each.clone() if hasattr(each, "clone") else each for each in args]
+        return executed(self.step.func, copies, kwargs, None)
+
     def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
+        step = self.step
+        return lambda values: self.run(change([*filled(step.args, values)], values), filled(step.kwargs, values))
+
+    def changing(self, path: Path, change: Function) -> Change:
+        """Return a change that applies the function `change` to the argument at `path`, or to the result."""
+        if not path:
+            return lambda values: self.fitting(change(self.step.result(values)))
+
         def changed(values: Values) -> Any:
-            args = change(list(filled(self.step.args, values)), values)
-            return executed(self.step.func, args, filled(self.step.kwargs, values), None)
+            args, kwargs = filled(self.step.args, values), filled(self.step.kwargs, values)
+            if isinstance(path[0], str):
+                return self.run(args, {**kwargs, path[0]: _replaced(kwargs[path[0]], path[1:], change)})
+            return self.run(_replaced(args, path, change), kwargs)
 
         return changed
 
-    def with_argument(self, place: int, change: Function) -> Change:
-        return self.with_arguments(lambda args, _: with_item(args, place, change(args[place])))
-
-    def with_result(self, change: Function) -> Change:
-        return lambda values: self.fitting(change(self.step.result(values)))
+    def applying(self, function: Function, index: int) -> Change:
+        """Return a change whose result is `function` of the value `index`."""
+        return lambda values: self.fitting(function(values[index]))
 
     def fitting(self, made: Any) -> Any:
         """Return `made` in the shape of the step's result. Raise `ValueError` if this fails, or if only one is
@@ -75,8 +91,10 @@ class At:
         return made
 
 
-def with_item(items: Sequence[Any], place: int, item: Any) -> list[Any]:
-    return [*items[:place], item, *items[place + 1 :]]
+def _replaced(item: Any, path: Path, change: Function) -> Any:
+    if not path:
+        return change(item)
+    return type(item)(_replaced(x, path[1:], change) if place == path[0] else x for place, x in enumerate(item))
 
 
 Make = Callable[[At], Change | None]
@@ -122,6 +140,10 @@ class Edit:
         return at.flow.between(found[-1], at.step.output) if found else [at.step]
 
 
+def edit_at(path: Path, kind: str, says: str | Callable[[], str], change: Function, rank: int) -> Edit:
+    return Edit(kind, says, lambda at: at.changing(path, change), rank)
+
+
 @dataclass(frozen=True)
 class Context:
     """Values that edits may use: numbers to insert, and values of the port to reproduce."""
@@ -162,21 +184,6 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
             yield start
             is_after = False
         end = start
-
-
-def as_shaped(value: Any, meant: Any) -> Any:
-    """Merge, split or reorder axes to match `meant`. Return `value` unchanged if this is ambiguous or impossible."""
-    if value.shape == meant.shape or value.numel() != meant.numel():
-        return value
-    if value.ndim != meant.ndim:
-        ends, others = (set(itertools.accumulate(each.shape, operator.mul)) for each in (value, meant))
-        return value.reshape(meant.shape) if ends <= others or others <= ends else value
-    orders = [
-        order
-        for order in itertools.permutations(range(value.ndim))
-        if tuple(value.shape[axis] for axis in order) == tuple(meant.shape)
-    ]
-    return value.permute(orders[0]) if len(orders) == 1 else value
 
 
 def common_place(steps: Sequence[Step]) -> Place | None:

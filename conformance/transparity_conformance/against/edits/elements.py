@@ -5,14 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.against.edits.edit import At, Context, Edit, Function, references, result_of, short
-from transparity_conformance.listening.program import Change, Program, Step
+from transparity_conformance.against.edits.edit import (
+    At,
+    Context,
+    Edit,
+    Function,
+    edit_at,
+    references,
+    result_of,
+    short,
+)
+from transparity_conformance.listening.program import Program, Step
 
 SPLITTING, CUTTING = {"view", "unsafe_view", "reshape"}, {"split", "split_with_sizes", "chunk", "slice"}
 """Operations that may split an axis into several axes, or into several tensors."""
@@ -23,7 +32,7 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
     if value is None or not (value.is_floating_point() or value.is_complex()):
         return
     where = result_of(at.step)
-    yield _edit(f"has {where} with the opposite sign", lambda x: -x, "sign", 1)
+    yield edit_at((), "sign", f"has {where} with the opposite sign", operator.neg, 1)
     for axis in range(-1, -value.ndim - 1, -1):
         yield from _along(axis, value.shape[axis], where)
     for a, b in itertools.combinations(range(-1, -value.ndim - 1, -1), 2):
@@ -90,15 +99,16 @@ def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
         yield _edit(f"reverses {where} on axis {axis}", lambda x: x.flip(axis), rank=3)
 
 
-def _edit(says: str, change: Function, kind: str = "order", rank: int = 2) -> Edit:
-    return Edit(kind, says, lambda at: at.with_result(change), rank)
+def _edit(says: str, change: Function, rank: int = 2) -> Edit:
+    return edit_at((), "order", says, change, rank)
 
 
 def masks(at: At, context: Context) -> Iterator[Edit]:
     for place, item in references(at.step):
         if is_mask(at.program.values[item.index]):
+            hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
             for says, change in MASKS.items():
-                yield Edit("mask", says, functools.partial(_showing, place=place, change=change), rank=1)
+                yield edit_at((place,), "mask", says, functools.partial(_changed, change, hides), 1)
 
 
 def is_mask(value: Any) -> bool:
@@ -112,17 +122,12 @@ def is_marks(value: np.ndarray, count: int = 1) -> bool:
     return value.ndim > 1 and value.shape[-1] > 1 and count <= len(np.unique(value)) <= 2
 
 
-def _showing(at: At, place: int, change: Function) -> Change:
-    """Return a change of a step's mask. `change` maps a mask that is true at visible keys to the new mask."""
-    hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
-
-    def changed(mask: Any) -> Any:
-        if str(mask.dtype) == "torch.bool":
-            return ~change(~mask) if hides else change(mask)
-        is_shown = mask > EXACT_MASK_BELOW
-        return mask.where(is_shown, mask.new_zeros(())).masked_fill(~change(is_shown), float(mask.min()))
-
-    return at.with_argument(place, changed)
+def _changed(change: Function, hides: bool, mask: Any) -> Any:
+    """Return another mask. `change` maps a mask that is true at visible keys to the new mask."""
+    if str(mask.dtype) == "torch.bool":
+        return ~change(~mask) if hides else change(mask)
+    is_shown = mask > EXACT_MASK_BELOW
+    return mask.where(is_shown, mask.new_zeros(())).masked_fill(~change(is_shown), float(mask.min()))
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
@@ -136,7 +141,7 @@ def _earlier(x: Any) -> Any:
     return x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2])
 
 
-MASKS: dict[str, Callable[[Any], Any]] = {
+MASKS: dict[str, Function] = {
     "masks no key": lambda x: x | True,
     "has no window: it shows all earlier keys": lambda x: _earlier(x) & x.any(-2, keepdim=True),
     "ignores padding in the mask": lambda x: x | (_earlier(x) & ~x.any(-2, keepdim=True)),

@@ -12,8 +12,8 @@ import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance import work
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, result_of, short
-from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Path, edit_at, result_of, short
+from transparity_conformance.against.edits.numbers import number_arguments, number_edit, with_number
 from transparity_conformance.listening.program import Change, Values
 from transparity_conformance.matching.values import fingerprint, numbers_of
 from transparity_conformance.oracle.budgets import RULES, epsilon
@@ -34,7 +34,7 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
             if not (says := _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))):
                 continue
             change = lambda x, a=a, b=b: x * a + b
-            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=4)
+            yield edit_at((), "scale", says, change, 4)
 
 
 def _multiples(ours: np.ndarray, prints: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
@@ -108,9 +108,8 @@ def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float
 
 
 def _limited(at: At, low: float | None, high: float | None, again: bool) -> Change:
-    if again:
-        return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
-    return at.with_result(lambda x: x.clamp(low, high))
+    limit = lambda x: x.clamp(low, high)
+    return at.applying(limit, at.step.inputs[0]) if again else at.changing((), limit)
 
 
 def softcaps(at: At, context: Context) -> Iterator[Edit]:
@@ -125,7 +124,7 @@ def softcaps(at: At, context: Context) -> Iterator[Edit]:
     for cap in dict.fromkeys(each for each in fitted if each is not None):
         change = lambda x, cap=cap: cap * (x / cap).tanh()
         says = f"applies {cap:.6g} · tanh(x / {cap:.6g}) to {result_of(at.step)}"
-        yield Edit("softcap", says, functools.partial(At.with_result, change=change), rank=3)
+        yield edit_at((), "softcap", says, change, 3)
 
 
 def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:

@@ -16,23 +16,22 @@ from transparity_conformance.against.edits.edit import (
     At,
     Context,
     Edit,
-    as_shaped,
+    Path,
+    edit_at,
     given_of,
     part_of,
     references,
     result_of,
     short,
 )
-from transparity_conformance.listening.program import Change, Ref, Values, executed, filled
+from transparity_conformance.against.flow import as_shaped
+from transparity_conformance.listening.program import Change, Ref, Values
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
 """Common factors, epsilons and rotary bases."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
-
-Path = tuple[Any, ...]
-"""The location of a number: a position or keyword, followed by positions in nested lists."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -163,34 +162,19 @@ def _in_words(value: Any) -> str:
         return value.family
     if float(plain := f"{value:.6g}") == value:
         return plain
-    squared = value * value
+    squared, epsilon = value * value, sys.float_info.epsilon
     roots = {"√{}": squared, "1/√{}": 1 / squared if squared else math.inf}
     for form, square in roots.items() if math.isfinite(sum(roots.values())) else ():
         whole = round(square)
-        is_root = value > 0 and math.isclose(square, whole, rel_tol=8 * sys.float_info.epsilon)
+        # Every float is near the root of some large whole number.
+        is_root = value > 0 and whole < epsilon**-0.5 and math.isclose(square, whole, rel_tol=8 * epsilon)
         if is_root and math.isqrt(whole) ** 2 != whole:
             return f"{plain} ({form.format(whole)})"
     return plain
 
 
 def with_number(at: At, path: Path, value: Any) -> Change:
-    def changed(values: Values) -> Any:
-        args, kwargs = filled(at.step.args, values), dict(filled(at.step.kwargs, values))
-        if isinstance(path[0], str):
-            kwargs[path[0]] = _replaced(kwargs[path[0]], path[1:], value)
-        else:
-            args = _replaced(args, path, value)
-        # Pass copies, because a step may write into its inputs, as a batch norm does in training.
-        tensors = [each.clone() if hasattr(each, "clone") else each for each in args]
-        return executed(at.step.func, tensors, kwargs, None)
-
-    return changed
-
-
-def _replaced(args: Any, path: Path, value: Any) -> Any:
-    if not path:
-        return args.new_full(args.shape, value) if hasattr(args, "new_full") else value
-    return type(args)(_replaced(item, path[1:], value) if place == path[0] else item for place, item in enumerate(args))
+    return at.changing(path, lambda old: old.new_full(old.shape, value) if hasattr(old, "new_full") else value)
 
 
 PLACES: dict[str, Callable[[int, int], int]] = {
@@ -234,8 +218,7 @@ def _sizes(at: At) -> Iterator[Edit]:
                 other = _exchanged(sizes, first)
                 if other != list(sizes):
                     says = f"uses the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
-                    change = functools.partial(_exchanged, first=first)
-                    yield Edit("shape", says, functools.partial(At.with_argument, place=place, change=change), rank=2)
+                    yield edit_at((place,), "shape", says, functools.partial(_exchanged, first=first), 2)
 
 
 def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
@@ -302,7 +285,7 @@ def tables(at: At, context: Context) -> Iterator[Edit]:
             theirs = torch.from_numpy(context.lost[operation]).reshape(ours.shape)
             says = functools.partial(_other_numbers, name, ours, theirs)
             change = lambda _, theirs=theirs: theirs
-            make = functools.partial(At.with_argument, place=place, change=change)
+            make = functools.partial(At.changing, path=(place,), change=change)
             yield Edit("number", says, make, rank=4, operation=operation)
 
 

@@ -18,14 +18,14 @@ from transparity_conformance.against.edits.edit import (
     Function,
     Make,
     behind_views,
+    edit_at,
     line_of,
     origin,
     references,
     reordering,
     short,
-    with_item,
 )
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
 from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
@@ -58,8 +58,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"
-            make = functools.partial(At.with_argument, place=place, change=operator.itemgetter(slice(None, None, -1)))
-            yield Edit("operands", says, make, rank=1)
+            yield edit_at((place,), "operands", says, operator.itemgetter(slice(None, None, -1)), 1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
         says = f"swaps the two operands of `{short(step)}` in `{at.line}`"
         exchanged = lambda at: at.with_arguments(lambda args, _: [args[1], args[0], *args[2:]])
@@ -117,7 +116,7 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
 
     def changed(values: Values) -> Any:
         now = ChainMap({index: values[new] for index, new in swapped.items() if new is not None}, values)
-        return executed(step.func, filled(step.args, now), filled(step.kwargs, now), None)
+        return at.run(filled(step.args, now), filled(step.kwargs, now))
 
     return changed
 
@@ -144,8 +143,7 @@ def _taking(at: At, place: int, site: Hashable, other: Other) -> Change | None:
     index = other.before(at, at.step.site == site)
     if index is None:
         return None
-    shape = at.program.values[at.step.args[place].index].shape
-    return at.with_arguments(lambda args, values: with_item(args, place, values[index].reshape(shape)))
+    return lambda values: at.changing((place,), lambda old: values[index].reshape(old.shape))(values)
 
 
 ALIKE: tuple[tuple[str, ...], ...] = (
@@ -183,7 +181,7 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
     for label, function in activations().items() if name in ACTIVATIONS else ():
         form = f" ({at.step.kwargs['approximate']})" if at.step.kwargs.get("approximate") else ""
         says = f"applies {label}, where the reference applies `{name}`{form}"
-        made = lambda at, function=function: lambda values: at.fitting(function(values[at.step.inputs[0]]))
+        made = lambda at, function=function: at.applying(function, at.step.inputs[0])
         yield Edit("function", says, made, rank=1)
 
 
@@ -228,35 +226,30 @@ EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12, epsilon("float32"))
 LAYER_NORM = "the standard deviation with the epsilon"
 
 
+def _divided(x: Any, is_centred: bool, fewer: int, eps: float = 0.0, outside: float = 0.0) -> Any:
+    x = x - x.mean(-1, keepdim=True) if is_centred else x
+    return x / ((x.pow(2).sum(-1, keepdim=True) / (x.shape[-1] - fewer) + eps).sqrt() + outside)
+
+
+DIVIDED: dict[str, Callable[..., Any]] = {
+    "the root mean square{}": functools.partial(_divided, is_centred=False, fewer=0),
+    "the standard deviation{}, after the mean is subtracted": functools.partial(_divided, is_centred=True, fewer=0),
+    "the standard deviation (n - 1){}, after the mean is subtracted": functools.partial(
+        _divided, is_centred=True, fewer=1
+    ),
+}
+
+NORMALIZED: dict[str, Function] = {
+    "the sum": lambda x: x / x.sum(-1, keepdim=True),
+    "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
+}
+
+
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    def divided(size: Function, x: Any, eps: float = 0.0, outside: float = 0.0) -> Any:
-        return x / ((size(x.pow(2)) + eps).sqrt() + outside)
-
-    def mean(squares: Any) -> Any:
-        return squares.mean(-1, keepdim=True)
-
-    def unbiased(squares: Any) -> Any:
-        return squares.sum(-1, keepdim=True) / (squares.shape[-1] - 1)
-
-    kinds: dict[str, Callable[..., Any]] = {
-        "the root mean square{}": functools.partial(divided, mean),
-        "the standard deviation{}, after the mean is subtracted": lambda x, **eps: divided(mean, _centred(x), **eps),
-        "the standard deviation with n - 1{}, after the mean is subtracted": lambda x, **eps: divided(
-            unbiased, _centred(x), **eps
-        ),
-    }
-    found: dict[str, Function] = {
-        **{says.format(""): function for says, function in kinds.items()},
-        "the sum": lambda x: x / x.sum(-1, keepdim=True),
-        "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
-        "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
-    }
+    found: dict[str, Function] = {says.format(""): each for says, each in DIVIDED.items()} | NORMALIZED
     for eps in dict.fromkeys([*EPSILONS, *(number for number in numbers if 0 < number <= 1e-3)]):
-        for says, function in kinds.items():
+        for says, function in DIVIDED.items():
             found[says.format(f" with the epsilon {eps:g}")] = functools.partial(function, eps=eps)
             found[says.format(f" plus {eps:g}")] = functools.partial(function, outside=eps)
     return found
-
-
-def _centred(x: Any) -> Any:
-    return x - x.mean(-1, keepdim=True)

@@ -9,7 +9,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
+from transparity_conformance.against.edits.edit import (
+    VIEWS,
+    At,
+    Context,
+    Edit,
+    Function,
+    Make,
+    edit_at,
+    given_of,
+    references,
+    short,
+)
 from transparity_conformance.against.edits.operands import LAYER_NORM, norms
 from transparity_conformance.listening.program import Change, Program, Values, filled
 
@@ -31,55 +42,48 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 }
 """Mistakes in a layer norm, as functions from the right weight and bias to the wrong weight and bias."""
 
+LAST_MODULE, FIRST_PARTS = r"(?<![^.])({})(?=\.[^.]+$)", r"^({})(?![^.])"
+"""Regular expressions for a part of a parameter's dotted name: the innermost module, and any number of first parts."""
+
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that use the parameters of a sibling module, and edits of a layer norm's parameters."""
-    own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
-    own = {place: index for place, index in own.items() if index in at.program.parameters}
+    own = [index for item in at.step.args if (index := given_of(at.program, item)) in at.program.parameters]
     if not own or short(at.step) in VIEWS:
         return
-    module = at.program.names[next(iter(own.values()))].rpartition(".")[0]
+    module = at.program.names[own[0]].rpartition(".")[0]
     for other in _modules_beside(at.program, module):
         mine, theirs = module.rpartition(".")[2], other.rpartition(".")[2]
         says = f"uses the parameters of {other} for {module} in `{at.line}`"
-        rename = functools.partial(_in_sibling, names={mine: theirs})
-        swaps = _swap(mine, theirs, _in_sibling), _swap(module, other, _in_module)
-        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2, wider=swaps)
-    for place, index in own.items():
-        yield from _tables(at, place, index)
+        swaps = _swap(mine, theirs, LAST_MODULE), _swap(module, other, FIRST_PARTS)
+        yield Edit("parameter", says, _renaming({mine: theirs}, LAST_MODULE), rank=2, wider=swaps)
+    for index in own:
+        yield from _tables(at, index)
     if short(at.step) == "native_layer_norm":
         yield from _other_norms(at, context.numbers)
 
 
-def _tables(at: At, place: int, index: int) -> Iterator[Edit]:
+def _tables(at: At, index: int) -> Iterator[Edit]:
     """Yield edits that use another table of the same shape, such as the embedding instead of the head."""
     names, values = at.program.names, at.program.values
     for other in at.program.parameters - {index}:
         is_alike = values[other].ndim == 2 and values[other].shape == values[index].shape
         if is_alike and not re.search(r"\.\d+\.", f"{names[index]} {names[other]}"):
-            swap = {names[index]: names[other]}
             says = f"uses {names[other]} instead of {names[index]}"
-            rename = functools.partial(_renamed, swap)
-            make = functools.partial(_with_parameters, rename=rename)
-            yield Edit("parameter", says, make, rank=1)
+            yield Edit("parameter", says, _renaming({names[index]: names[other]}), rank=1)
 
 
-def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
+def _swap(one: str, other: str, form: str) -> Edit:
     one, other = sorted((one, other))
-    make = functools.partial(_with_parameters, rename=functools.partial(renamed, names={one: other, other: one}))
+    make = _renaming({one: other, other: one}, form)
     return Edit("parameter", f"swaps the parameters of {one} and {other}", make, rank=2, is_everywhere=True)
-
-
-def _renamed(swap: Mapping[str, str], name: str) -> str:
-    return swap.get(name, name)
 
 
 def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
     for says, change in NORMS.items():
-        for with_epsilon in (False, True):
-            what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
-            make = functools.partial(_layer_norm, change=change, with_epsilon=with_epsilon)
-            yield Edit("normalization", what, make, rank=1)
+        for form, other in (("", None), (" and the default epsilon", 1e-5)):
+            make = functools.partial(_layer_norm, change=change, eps=other)
+            yield Edit("normalization", f"{says}{form} in `{at.line}`", make, rank=1)
     *_, theirs, eps = at.step.args
     for has_bias in (True, False) if theirs is not None else (False,):
         bias = "adds the bias" if has_bias else "adds no bias"
@@ -87,7 +91,7 @@ def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
         for label in sorted(others, key=lambda label: f"{eps:g}" not in label):
             make = functools.partial(_normed, norm=others[label], has_bias=has_bias)
             if not label.startswith(LAYER_NORM):  # `NORMS` already covers layer norms
-                yield Edit("normalization", f"divides by {label} and {bias} in `{at.line}`", make, rank=1)
+                yield Edit("normalization", f"divides by {label}, and {bias} in `{at.line}`", make, rank=1)
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
@@ -101,9 +105,7 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
             for other in sorted((int(each[place]) for each in alike), key=lambda each: abs(each - number)):
                 mine, theirs = (".".join([*before, str(each)]) for each in (number, other))
                 says = f"uses the parameters of {theirs} for {mine}"
-                rename = functools.partial(re.compile(rf"^{re.escape(mine)}\.").sub, f"{theirs}.")
-                make = functools.partial(_with_parameters, rename=rename)
-                yield Edit("parameter", says, make, rank=2, is_everywhere=True)
+                yield Edit("parameter", says, _renaming({mine: theirs}), rank=2, is_everywhere=True)
 
 
 def uses(at: At, context: Context) -> Iterator[Edit]:
@@ -112,33 +114,33 @@ def uses(at: At, context: Context) -> Iterator[Edit]:
         if item.index not in at.program.given or not value.is_floating_point():
             continue
         name = at.program.names.get(item.index, "a constant")
-        for says, change in USES.items():
-            yield _using(says.format(name), place, change)
-        for order in itertools.permutations(range(1, value.ndim)) if value.ndim > 2 else ():
-            if list(order) != sorted(order):
-                says = f"reads the axes of {name} in the order {', '.join(map(str, (0, *order)))}"
-                yield _using(says, place, functools.partial(_in_order, order=(0, *order)))
+        changes = {says.format(name): change for says, change in USES.items()} | _other_axes(name, value)
         if item.index not in at.program.parameters:
-            yield from _other_bases(place, name, value)
+            changes |= _other_bases(name, value)
+        for says, change in changes.items():
+            yield edit_at((place,), "parameter", says, change, 1)
+
+
+def _other_axes(name: str, value: Any) -> dict[str, Function]:
+    orders = [(0, *order) for order in itertools.permutations(range(1, value.ndim))][1:] if value.ndim > 2 else []
+    return {
+        f"reads the axes of {name} in the order {', '.join(map(str, order))}": functools.partial(_in_order, order=order)
+        for order in orders
+    }
 
 
 def _in_order(x: Any, order: tuple[int, ...]) -> Any:
     return x.reshape([x.shape[axis] for axis in order]).permute([order.index(axis) for axis in range(x.ndim)])
 
 
-def _using(says: str, place: int, change: Function) -> Edit:
-    return Edit("parameter", says, lambda at: at.with_argument(place, change), rank=1)
-
-
-def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits that change the base of a constant base ** (-i / n), where i = 0, 1, …, n - 1."""
+def _other_bases(name: str, value: Any) -> dict[str, Function]:
+    """Return changes of the base of a constant base ** (-i / n), where i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
-        return
+        return {}
     old = last ** (-count / (count - 1))
-    for base in (1e3, 1e4, 1e5, 5e5, 1e6):
-        says = f"has the base {base:g} instead of the base {old:.6g} in {name}"
-        yield _using(says, place, functools.partial(pow, exp=math.log(base) / math.log(old)))
+    changed = {base: functools.partial(pow, exp=math.log(base) / math.log(old)) for base in (1e3, 1e4, 1e5, 5e5, 1e6)}
+    return {f"has the base {base:g} instead of the base {old:.6g} in {name}": each for base, each in changed.items()}
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
@@ -160,15 +162,10 @@ def _modules_beside(program: Program, module: str) -> list[str]:
     return [owner for owner in alike if owner.rpartition(".")[0] == parent]
 
 
-def _in_sibling(name: str, names: Mapping[str, str]) -> str:
-    owner, _, leaf = name.rpartition(".")
-    parent, dot, module = owner.rpartition(".")
-    return f"{parent}{dot}{names.get(module, module)}.{leaf}" if dot or module else name
-
-
-def _in_module(name: str, names: Mapping[str, str]) -> str:
-    owner, dot, leaf = name.rpartition(".")
-    return f"{names.get(owner, owner)}{dot}{leaf}"
+def _renaming(names: Mapping[str, str], form: str = FIRST_PARTS) -> Make:
+    """Return a function that makes a step read other parameters. `names` maps parts of names, which match `form`."""
+    pattern = re.compile(form.format("|".join(map(re.escape, names))))
+    return functools.partial(_with_parameters, rename=lambda name: pattern.sub(lambda part: names[part[0]], name))
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
@@ -185,12 +182,8 @@ def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
     return at.with_arguments(changed) if others else None
 
 
-def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsilon: bool) -> Change:
-    def changed(args: list[Any], values: Values) -> list[Any]:
-        x, shape, weight, bias, eps = args
-        return [x, shape, *change(weight, bias), 1e-5 if with_epsilon else eps]
-
-    return at.with_arguments(changed)
+def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], eps: float | None) -> Change:
+    return at.with_arguments(lambda args, _: [*args[:2], *change(*args[2:4]), args[4] if eps is None else eps])
 
 
 def _normed(at: At, norm: Function, has_bias: bool) -> Change:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from transparity_conformance.against.edits.edit import (
@@ -14,7 +14,6 @@ from transparity_conformance.against.edits.edit import (
     Edit,
     Function,
     Make,
-    as_shaped,
     computing,
     origin,
     part_of,
@@ -23,10 +22,13 @@ from transparity_conformance.against.edits.edit import (
     starts,
 )
 from transparity_conformance.against.edits.operands import activations, norms
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.against.flow import as_shaped
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values
 
 LONGEST = 4
 """The number of nearest dominators at which a segment may start."""
+
+OPPOSITE = "computes {} before {}; the reference does the opposite"
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -48,26 +50,21 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
-    def says(form: str) -> Callable[[], str]:
-        return lambda: form.format(_in_words(at, start, at.step))
+    def edit(kind: str, form: str, make: Make, rank: int = 2) -> Edit:
+        return Edit(kind, lambda: form.format(_in_words(at, start, at.step)), make, rank, (count,))
 
-    make: Make = functools.partial(_applied, count=count, function=lambda x: x)
-    yield Edit("left out", says("leaves out {}"), make, 1, (count,))
-    yield Edit("twice", says("applies {} twice"), functools.partial(_in_turn, counts=(count,)), 2, (count,))
+    def applying(function: Function) -> Make:
+        return lambda at: at.applying(function, found[0]) if (found := at.behind(count)) else None
+
+    yield edit("left out", "leaves out {}", applying(lambda x: x), 1)
+    yield edit("twice", "applies {} twice", functools.partial(_in_turn, counts=(count,)))
     steps = at.flow.between(start, at.step.output)
     if any(index in at.program.parameters for each in steps for index in each.inputs):
         return
     for label, function in activations().items():
-        make = functools.partial(_applied, count=count, function=function)
-        yield Edit("function", says(f"applies {label} in place of {{}}"), make, 2, (count,))
+        yield edit("function", f"applies {label} in place of {{}}", applying(function))
     for label, function in norms(context.numbers).items():
-        make = functools.partial(_applied, count=count, function=function)
-        yield Edit("normalization", says(f"divides by {label}, where the reference has {{}}"), make, 2, (count,))
-
-
-def _applied(at: At, count: int, function: Function) -> Change | None:
-    found = at.behind(count)
-    return None if found is None else lambda values: at.fitting(function(values[found[0]]))
+        yield edit("normalization", f"divides by {label}, where the reference has {{}}", applying(function))
 
 
 def _in_turn(at: At, counts: tuple[int, ...]) -> Change | None:
@@ -79,7 +76,7 @@ def _in_turn(at: At, counts: tuple[int, ...]) -> Change | None:
     def changed(values: Values) -> Any:
         made = values[ends[-1]]
         for start, end in ((ends[1], ends[0]), (ends[-1], ends[-2])):
-            made = at.flow.through(start, end, as_shaped(made, values[start]), values)
+            made = at.flow.through(start, end, made, values)
         return at.fitting(made)
 
     return changed
@@ -94,11 +91,7 @@ def _exchange_in_words(at: At, last: int, first: int) -> str:
     if found is None or found[0] not in at.program.maker:
         return ""
     makes = at.program.steps[at.program.maker[found[0]]]
-    return _other_way_round(_in_words(at, found[0], at.step), _in_words(at, found[1], makes))
-
-
-def _other_way_round(later: str, earlier: str) -> str:
-    return f"computes {later} before {earlier}; the reference does the opposite"
+    return OPPOSITE.format(_in_words(at, found[0], at.step), _in_words(at, found[1], makes))
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
@@ -112,10 +105,9 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
         makes = at.program.steps[at.program.maker[item.index]]
         begins = list(zip(range(LONGEST), starts(at.flow, item.index), strict=False))
         for count, start in reversed(begins):
-
-            def says(start: int = start, makes: Step = makes) -> str:
-                return _other_way_round(part_of(at.program, [at.step]), _in_words(at, start, makes))
-
+            says = lambda start=start, makes=makes: OPPOSITE.format(
+                part_of(at.program, [at.step]), _in_words(at, start, makes)
+            )
             yield Edit("exchanged", says, functools.partial(_step_before, place=place, count=count), 2)
 
 
@@ -127,10 +119,8 @@ def _step_before(at: At, place: int, count: int) -> Change | None:
     start, middle = begins[count], operand.index
 
     def changed(values: Values) -> Any:
-        args = list(filled(at.step.args, values))
-        args[place] = as_shaped(values[start], values[middle])
-        once = executed(at.step.func, args, at.step.kwargs, None)
-        return at.fitting(at.flow.through(start, middle, as_shaped(once, values[start]), values))
+        once = at.changing((place,), lambda old: as_shaped(values[start], old))(values)
+        return at.fitting(at.flow.through(start, middle, once, values))
 
     return changed
 
@@ -150,10 +140,8 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _once_more(at: At, place: int) -> Change:
-    def changed(values: Values) -> Any:
-        return at.fitting(executed(at.step.func, [at.step.result(values), values[at.step.args[place].index]], {}, None))
-
-    return changed
+    operand = at.step.args[place].index
+    return lambda values: at.fitting(at.run([at.step.result(values), values[operand]], {}))
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
@@ -186,14 +174,8 @@ def _uses(program: Program, step: Step) -> set[Hashable]:
 
 
 def _as_elsewhere(at: At, end: Hashable) -> Change | None:
-    program, flow = at.program, at.flow
-    ends = [program.steps[number].output for number in program.lines.get(end, ())]
-    pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in flow.behind(last))
-    start, last = next(pairs, (None, -1))
-    if start is None:
+    ends = [at.program.steps[number].output for number in at.program.lines.get(end, ())]
+    pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in at.flow.behind(last))
+    if (pair := next(pairs, None)) is None:
         return None
-
-    def changed(values: Values) -> Any:
-        return at.fitting(flow.through(start, last, as_shaped(at.step.result(values), program.values[start]), values))
-
-    return changed
+    return lambda values: at.fitting(at.flow.through(*pair, at.step.result(values), values))

@@ -77,10 +77,6 @@ class TracedReference(Reference):
         return program
 
     @property
-    def experts(self) -> tuple[str, ...]:
-        return ("",)
-
-    @property
     def weights(self) -> dict[str, np.ndarray]:
         return {name: as_numbers(array) for name, array in arrays_of(self.model)}
 

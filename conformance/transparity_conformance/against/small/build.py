@@ -16,31 +16,14 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from transparity.errors import TransparityError, shown
+from transparity_conformance.against.small.fields import TABLES
 from transparity_conformance.against.small.inputs import example_inputs as example_inputs
 from transparity_conformance.against.small.sizes import made_small as made_small
 
 LARGEST = 30_000_000
 
-KEPT: tuple[tuple[str, ...], ...] = (
-    (),
-    ("ratios",),
-    ("depths",),
-    ("head",),
-    ("vocabulary", "token"),
-    ("width", "head", "heads"),
-    ("image", "patch", "window"),
-)
-"""The kinds of fields that each attempt leaves unchanged; `ratios` stands for the ratios of widths."""
-
-AUTO = (
-    "CAUSAL_LM",
-    "SEQ_TO_SEQ_CAUSAL_LM",
-    "SPEECH_SEQ_2_SEQ",
-    "MASKED_LM",
-    "IMAGE_TEXT_TO_TEXT",
-    "IMAGE_CLASSIFICATION",
-)
-"""Tables in `transformers` from model types to classes, in the order of search."""
+KEPT: list[list[str]] = TABLES["kept"]["kinds"]
+AUTO: list[str] = TABLES["classes"]["auto"]
 
 
 def read_config(path: str | Path) -> PretrainedConfig:

@@ -4,59 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-KINDS = {
-    "keep": r"kernel|stride|padding|dilation|_bins|buckets|ignore|type_vocab|loss|merge|expand|mult$|feat_extract"
-    r"|^chunk_size_feed|^(feature_projection_)?input_dim$|^input_feat|^feature_size$|^num_latents$",
-    "filters": r"num_filters$",
-    "base": r"^base_channels$",
-    "codebook": r"^codebook_size$|^num_embeddings$",
-    "token": r"_token_(id|index)$|^(boi|eoi|im|tag|subs|codec|image_pad)_\w*(id|index)$|^vocab_offset$",
-    "vocabulary": r"vocab",
-    "group": r"^n_group$|^num_expert_group$",
-    "chosen": r"experts_per_tok|moe_topk$|moe_top_k$|moe_k$|^topk_group$|^top_k$",
-    "experts": r"experts$|^expert_num$|^zero_expert_num$",
-    "picked": r"index_topk|topk_blocks",
-    "head": r"head_?dim$|head_size$|^d_kv$|kv_channels$|dim_head$|(^|_)d_head$|^rotary_dim$|^key_dim$|^query_pre_attn",
-    "heads": r"heads?$|^n_heads?_|heads_per_(stage|layer)$|mamba_n_?groups$|^n_groups$|^num_groups$|query_groups$",
-    "positions": r"max_\w*position|^n_positions$|^n_ctx$|^block_size$|max_seq_len|max_sequence_length|^max_length$"
-    r"|^rel_extent$",
-    "period": r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$",
-    "offset": r"_layer_offset$",
-    "first": r"layer_start_index$|^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$",
-    "last": r"^num_kv_shared_layers$|^num_last_\w+_layers$",
-    "window": r"window|chunk_size$|^local_attention$|^context_size$|floor_scale|n_floor$",
-    "grid": r"^(image_seq_length|num_image_tokens|num_patches|num_position_embeddings)$",
-    "pooled": r"^mm_tokens_per_image$",
-    "image": r"^(\w*_)?(image|img|crop|spec)_size$",
-    "patch": r"^patch_size$",
-    "place": r"(?<!^n)_layer(_id|_index|_end_index)?$",
-    "places": r"(idxs|indexes|indices|layer_ids)$",
-    "depths": r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$",
-    "layers": r"layers?$",
-    "inner": r"intermediate|ffn|^d_ff$|^dff$|^dim_ff$|^n_inner$|^d_inner$|^mlp_dim$",
-    "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
-    r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
-}
-"""A regular expression for the names of each kind of field; the first match decides."""
-
-MOST = {
-    "vocabulary": 131,
-    "positions": 64,
-    "codebook": 32,
-    "base": 32,
-    "grid": 16,
-    "window": 8,
-    "group": 4,
-    "picked": 4,
-    "filters": 4,
-    "pooled": 4,
-    "chosen": 2,
-}
-"""In small models, the largest value of each kind of field that does not depend on other sizes."""
+TABLES = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+KINDS: dict[str, str] = {kind: "|".join(patterns) for kind, patterns in TABLES["kinds"].items()}
+MOST: dict[str, int] = TABLES["most"]
 
 Fields = dict[str, tuple[str, Any]]
 """The kind and the value of each field."""

@@ -70,7 +70,7 @@ class Request:
     port: Any
     """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function)."""
     against: Any
-    """The reference: a file, an object (as for `port`), or `transformers`; or a list of two references."""
+    """The reference (a file or an object as for `port`, or `transformers`), or a list of two references."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -189,7 +189,8 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder or None. From a configuration, write a small model into the folder."""
+    """Yield the reference, and the folder of its model or None. If the request has a configuration, write a small model
+    into the folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:

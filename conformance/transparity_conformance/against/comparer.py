@@ -114,7 +114,8 @@ class Comparer:
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first unmatched operations and steps; prefer steps that share an input with an operation."""
+        """Return the port's first unmatched operations, and the reference's first unmatched steps. Prefer steps that
+        read the same values as these operations."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         if not lost and not missing and now.values[program.answer].shape == self.port.answer.shape:
             return self._reordering()
@@ -126,8 +127,8 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def _reordering(self) -> tuple[list[int], list[int]]:
-        """Return the port's last operation that reorders the answer's elements. Also return the reference's last
-        computing step, and the views after this step."""
+        """Return the port's last operation that reorders the answer's elements. Also return the reference's final views
+        (such as a transposition), and the step before these views."""
         operations, at = self.port.operations, next(iter(self.port.made_answer), -1)
         while at >= 0:
             value = operations[at].value

@@ -15,7 +15,8 @@ from transparity_conformance.against.edits.edit import At, Context, Edit, Functi
 from transparity_conformance.listening.program import Change, Program, Step
 
 SPLITTING, CUTTING = {"view", "unsafe_view", "reshape"}, {"split", "split_with_sizes", "chunk", "slice"}
-"""Operations that may split an axis into several axes, or into several tensors."""
+"""Operations that may split one axis into several axes (`SPLITTING`), or one tensor into several tensors
+(`CUTTING`)."""
 
 
 def orders(at: At, context: Context) -> Iterator[Edit]:
@@ -40,7 +41,8 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _split_axes(program: Program, step: Step) -> tuple[int, int]:
-    """Return the axes (from, to) into which a view splits an axis of its input, or the last axis."""
+    """Return the range (start, end) of axes into which a view splits one axis of its input; by default, the last
+    axis."""
     after = program.values[step.output].shape
     before = program.values[step.inputs[0]].shape if short(step) in SPLITTING and step.inputs else after
     start = next((axis for axis, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]), -1)
@@ -106,7 +108,7 @@ def is_mask(value: Any) -> bool:
 
 
 def is_marks(value: np.ndarray, count: int = 1) -> bool:
-    """Return whether a value of the port has `count` to two different elements, as a mask has."""
+    """Return whether a value of the port may be a mask: it has at most two different elements, and at least `count`."""
     return value.ndim > 1 and value.shape[-1] > 1 and count <= len(np.unique(value)) <= 2
 
 

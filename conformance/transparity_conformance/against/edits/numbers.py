@@ -51,8 +51,8 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _limits_nothing(at: At, path: Path, value: Any) -> bool:
-    """Return whether the step clips its operand, but `value` would clip no element. Leaving out the step then says
-    more."""
+    """Return whether the step clips its operand, but the limit `value` would clip no element. Another edit, which
+    leaves out the step, then describes the port better."""
     if not short(at.step).startswith("clamp"):
         return False
     with contextlib.suppress(Exception):  # the operation may refuse the number
@@ -89,7 +89,8 @@ POWERS = {"n": 1.0, "1/n": -1.0, "√n": 0.5, "1/√n": -0.5}
 
 
 def _of_sizes(at: At, path: Path, old: Any, value: Any) -> tuple[Edit, ...]:
-    """Return edits that compute `value` from the size of an operand's axis, which differs between calls."""
+    """Return edits that compute `value` from the size of an axis, such as 1/√n, so that the value differs between
+    calls."""
 
     def says(axis: int, form: str) -> str:
         size = f"where n is the size of axis {axis} (here {_shape_of(at)[axis]})"

@@ -70,7 +70,8 @@ class Choice:
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """Return the module of each place, and the number of the part in its tensor."""
+        """Return (module, number of the part) for each place, such as ("attention", 2) for the third part of a fused
+        tensor."""
         parts = ((each.name, each.part or (0, 1)) for each in self.places)
         return tuple((name.rpartition(".")[0], start // (end - start)) for name, (start, end) in parts)
 
@@ -91,7 +92,7 @@ Choices = dict[str, Choice]
 class Paired:
     choices: Choices
     confirmed: frozenset[str] = frozenset()
-    """The reference's tensors whose choice makes the port compute the same values."""
+    """The tensors of the reference with a confirmed choice: the port computes the same values with this choice."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value) for name, value in port.items()}
@@ -139,7 +140,8 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Map tensors to fused tensors whose parts differ in size, so that each part's range depends on the order."""
+    """Map tensors to their fused tensors, if the parts of a fused tensor differ in size. The order of the parts then
+    changes each part's range."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
@@ -231,7 +233,8 @@ class _Search:
         return sorted(found, key=lambda choice: -min(_similarity(name, place.name) for place in choice.places))
 
     def _places(self, name: str, axes: tuple[int, ...], whole: str) -> Iterator[Choice]:
-        """Yield the whole tensor, and parts of the tensor if other tensors of the module fit the rest."""
+        """Yield the port's tensor `whole`, or a part of this tensor if other tensors of the module fit into the
+        rest."""
         shape, own = _turned(self.theirs[name].shape, axes), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, axes),))
@@ -301,8 +304,8 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice, if possible in the
-        module of a tensor beside it."""
+        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice. Prefer modules of
+        the port that already hold tensors of the same reference module."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
         modules = defaultdict[str, set[str]](set)
         for name in [*choices, *(each for each in self.theirs if each not in choices)]:

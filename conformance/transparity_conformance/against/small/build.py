@@ -30,7 +30,8 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""The kinds of fields that each attempt leaves unchanged; `ratios` stands for the ratios of widths."""
+"""The kinds of fields that stay unchanged in each attempt to build a small model; `ratios` means the ratios of
+widths."""
 
 AUTO = (
     "CAUSAL_LM",
@@ -167,7 +168,8 @@ result by 0.5 %. With the usual weights, the change is less than rounding."""
 
 
 def shrink(model: torch.nn.Module) -> torch.nn.Module:
-    """Multiply all learned parameters by `SMALL`, except parameters around another number than 0."""
+    """Multiply each learned parameter by `SMALL`, except a parameter whose mean exceeds its standard deviation, such as
+    a norm's weight near 1."""
     with torch.no_grad():
         for each in model.parameters():
             if each.requires_grad and each.numel() > 1 and each.mean().abs() < each.std():

@@ -169,7 +169,8 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the lines of port and reference, and a cause if no gradient passes through a function of the port."""
+        """Return the port's line and the reference's line. Add a cause if a gradient passes through a function in the
+        reference, but not in the port."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()

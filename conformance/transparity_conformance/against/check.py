@@ -189,7 +189,7 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder of its model or None. If the request has a configuration, write a small model
+    """Yield the reference, and the model folder or None. If the request has a configuration, write a small model
     into the folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
@@ -302,7 +302,7 @@ def _report(
         reference.check(next(iter(given.values())))
     outcome = calls.explained_best(sides, sides.judged(given))
     if reference.others:
-        left_out.append(f"{count(reference.others, 'other array')} that the reference returns")
+        left_out.append(f"{count(reference.others, 'further array')} in the reference's result")
     measured = [
         Measured("answer", each.probe, error, each.budget, error, each.budget)
         for each in outcome.answers

@@ -67,7 +67,8 @@ class BuiltPort:
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """(parameters, built port) of each model, by the configuration and the `id` of the parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The built ports for calls with other lengths or sizes than the probes, by the `id` of the parameters."""
+    """The built ports for calls that are longer or have other model sizes than the probes, by the `id` of the
+    parameters."""
 
     def of(self, probe: Probe) -> Any:
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
@@ -199,7 +200,7 @@ class Way:
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
     faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
-    """A function that returns further faults of a port on several ranks."""
+    """A function that returns known faults which only a port on several ranks can have."""
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
@@ -252,7 +253,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that replaces values of the request by values of a bundle that another machine may have written."""
+    """A function that returns the request with values from a bundle, which another machine may have written."""
     free_fields: tuple[str, ...] = ()
     """The fields that `received` reads from the request's entry in the manifest."""
     stays: int | None = None

@@ -96,7 +96,7 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
 
 
 HEADS = {"heads": "heads together", "features": "each head"}
-"""A wrong query or key norm, by the axes of the right norm's statistics."""
+"""The name of the right query or key norm, by the axes of its mean and variance."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -185,7 +185,7 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports add before an attention without a norm: a new one (None), or the embeddings'."""
+"""Norms that ports add before an attention without a norm, each with its parameters: None for a new norm."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:

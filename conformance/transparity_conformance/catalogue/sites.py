@@ -80,7 +80,7 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result before a norm; `self_attention` may stand for a recurrence."""
+    """Return the tap of a sublayer's output, before a following norm. `self_attention` may stand for a recurrence."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 

@@ -76,7 +76,8 @@ def _resplit(x: Any, start: int, end: int, sizes: tuple[int, ...], order: tuple[
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
     for parts in [n for n in range(2, size) if size % n == 0]:
         first = [place * size // parts + turn for turn in range(2) for place in range(parts)][:4]
-        says = f"takes {where} on axis {axis} in the order {', '.join(map(str, first))}{', …' * (size > 4)}"
+        order = ", ".join(map(str, first)) + ", …" * (size > 4)
+        says = f"takes the elements of {where} on axis {axis} in the order {order}"
 
         def regrouped(x: Any, parts: int = parts) -> Any:
             return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)

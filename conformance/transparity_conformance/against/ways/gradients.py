@@ -107,7 +107,7 @@ def _judged(
         budgets = expected.budgets([own, *neighbours])
     shares = {name: share(error, budgets[name]) for name, error in errors.items()}
     if not shares:
-        return not_compared(f"{CLAIM}: not compared, because the port has no parameter of the reference")
+        return not_compared(f"{CLAIM}: not compared, because no parameter matches the reference's parameters")
     worst = max(shares, key=lambda name: shares[name])
     claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
     if shares[worst] <= 1:

@@ -119,8 +119,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the reference, and find causes and lines. If the causes contradict the matches of
-    operations and taps, match the operations again, given the causes."""
+    """Compare the results with the reference, and find causes and lines of code. If the causes contradict the recorded
+    matches of operations and taps, match the operations again with the causes in the reference."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -193,7 +193,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Report the form of the results as the first divergence."""
+    """Report results that are not logits as the first divergence, with the form of the results as the cause."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():

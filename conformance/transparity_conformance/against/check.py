@@ -57,7 +57,7 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""A function of a model folder and the reference's tensors (by name); it returns the port's forward pass."""
+"""A function (model folder, the reference's tensors by name) → the port's forward pass."""
 
 TRANSFORMERS = "transformers"
 """The value of `--against` that selects the `transformers` model of the given `--config` or `--checkpoint`."""

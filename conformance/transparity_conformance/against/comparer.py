@@ -21,7 +21,7 @@ from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import Known, agreeing, apart, same_numbers
 
 PARTS = ("select", "slice", "narrow")
-"""Operations whose results contain some elements of an operand."""
+"""Operations that select some elements of an operand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,8 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with `changes`; reuse values of the run `since`. Return None if this run fails."""
+        """Run the reference with `changes`; reuse unchanged values of the earlier run `since`. Return None if the new
+        run raises an exception."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():

@@ -296,7 +296,7 @@ def taken(
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is easiest to find, if possible for a text of more than two tokens."""
+    """Return the wrong answer whose cause is easiest to find. Prefer answers for texts of more than two tokens."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

@@ -63,7 +63,8 @@ Call = Callable[[Any, dict[str, Any]], Any]
 
 
 class Reference:
-    """A float32 module. The tolerance of an answer comes from the module's rounding errors in `dtype`."""
+    """A float32 module. The checker measures the module's rounding errors in `dtype`, and derives the tolerance of each
+    answer from these errors."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype

@@ -40,8 +40,8 @@ Judge = Callable[["Way", Requests, Answers, "ForwardPass"], CapabilityResult]
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees argument and
-    results together. The results must not refer to the argument, because Python frees reference cycles late."""
+    """Cache a function's results in an attribute of the argument at `position`, so that Python frees the argument and
+    the results together. The results must not refer to the argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -171,7 +171,8 @@ def compare_answers(
 
 
 def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:
-    """Return the largest ratio of error to tolerance with `fault` in the reference; stop at the first wrong answer."""
+    """Put `fault` into the reference, and return the largest ratio of error to tolerance. Stop at the first wrong
+    answer."""
     most = 0.0
     for each in given:
         most = max(most, judged(each, fault).share)
@@ -263,7 +264,8 @@ class Capability:
     is_long: bool = False
     """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """A function that returns (rows, tokens) of a request; None if the report states no numbers of rows and tokens."""
+    """A function that returns the numbers of rows and tokens of a request; None if reports do not state these
+    numbers."""
     is_discrete: bool = False
     """Whether a row is only right or wrong as a whole, like generated tokens; a fault may change only a few rows."""
 

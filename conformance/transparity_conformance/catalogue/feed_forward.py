@@ -231,7 +231,7 @@ def alternating(config: TransformerConfig, gate: np.ndarray, up: np.ndarray) -> 
 
 
 def cut_as(order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return gate and up projections, cut out of a packed matrix in a wrong order."""
+    """Return the parameters of a port that reads gate and up projections from a packed matrix in a wrong order."""
     part = f"{split(site)[0]}.feed_forward"
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)] or [part]
     return dict(ChainMap(*[repacked([f"{each}.gate", f"{each}.up"], order, config, parameters) for each in places]))

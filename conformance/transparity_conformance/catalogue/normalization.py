@@ -112,7 +112,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms in the first and last layers, whose parameters a port may use after all layers."""
+    """Return the norms in the first and last layers. A port may use the parameters of these norms after all layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -223,7 +223,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a recurrence's output after norm and gate, with changed settings."""
+    """Return the output of a recurrence after norm and gate, recomputed with `settings`."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")

@@ -127,7 +127,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap's sublayer has norms; self-attention and recurrences may have none."""
+    """Return whether the sublayer of a tap has norms. Some models have no norms at self-attention and recurrences."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 

@@ -251,7 +251,8 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter, input or constant that an argument is a view of; otherwise -1."""
+    """If an argument is a view of a parameter, an input or a constant, return the index of this tensor; otherwise
+    -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

@@ -127,7 +127,7 @@ def _showing(at: At, place: int, change: Function) -> Change:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Shift a mask by one key. The key at the edge becomes `at_edge`, if given."""
+    """Shift a mask by one key. The key at the edge becomes `at_edge`; without `at_edge`, this key does not change."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted

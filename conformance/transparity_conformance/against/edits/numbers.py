@@ -213,7 +213,6 @@ def _slices(at: At) -> Iterator[Edit]:
 
 
 def _first_of(at: At) -> int:
-    """Return the index of a slice's first element."""
     _, axis, first, *_ = at.step.args
     whole = at.program.values[at.step.inputs[0]].shape[axis]
     return max(first + whole, 0) if first < 0 else int(first)
@@ -247,7 +246,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, or a result and its operands."""
+    """Yield edits that round only a step's result, or also the step's operands."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:

@@ -203,7 +203,8 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a literal's number; for float32, the shortest decimal that rounds to it."""
+    """Return a literal as a Python number. A float32 literal becomes the shortest decimal that rounds to the same
+    float32."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value

@@ -1,5 +1,6 @@
-"""Find the port's tensor for each tensor of the reference, by loading weights into the port and comparing values. A
-choice is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses."""
+"""Find the port's tensor for each tensor of the reference: load weights into the port, and compare the values that the
+port computes. A choice is one tensor of the port, a part of a fused tensor, or several tensors that the reference
+fuses."""
 
 from __future__ import annotations
 
@@ -181,7 +182,8 @@ def _regroups(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 def _as_parts(
     name: str, own: tuple[int, ...], whole: tuple[int, ...], axes: tuple[int, ...]
 ) -> Iterator[tuple[int, int, Place]]:
-    """Yield (axis, size, place) for each axis along which a tensor of the port may be a part of the tensor `whole`."""
+    """Yield (axis, size on this axis, place) for each axis along which a tensor of the port may be a part of the tensor
+    `whole`."""
     if len(own) == len(whole) and (axis := _axis_of(part := _turned(own, axes), whole)) is not None:
         yield axis, part[axis], Place(name, axes)
     for axis, count in itertools.product(range(len(whole)), (2, 3)):
@@ -324,8 +326,8 @@ class _Search:
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
-        """Return `now` with the choices `wanted`. Tensors that lose their choice get another choice; the choices of
-        `fixed` do not change. Return None if a tensor gets no choice."""
+        """Return `now` with the choices `wanted`. If a choice in `now` overlaps `wanted`, the tensor gets another
+        choice; the choices of `fixed` do not change. Return None if a tensor gets no choice."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:
@@ -354,7 +356,7 @@ class _Search:
         return roots - self.program.given.keys()
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port computes a step's value, or all parts into which later steps split it."""
+        """Return whether the port computes a step's value, or all parts into which later steps split this value."""
         # The mean of a `native_layer_norm`, which is another output, does not depend on the weight.
         compared = step.outputs if short(step) in PARTS else (step.output,)
         if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in compared):

@@ -222,7 +222,7 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation between heads × head size and widths, which shrinking may have broken."""
+        """Restore the relation between widths and heads × head size, because shrinking may have broken the relation."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -248,7 +248,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Lower the length at which positions are scaled, so that short texts are scaled, too."""
+        """Lower the length from which the model scales positions, so that the scaling also applies to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]

@@ -64,7 +64,7 @@ class Expected:
         return true, way(rounded, self.reference.given(rounded, self.inputs))
 
     def budgets(self, pairs: Sequence[tuple[Gradients, Gradients]]) -> dict[str, float]:
-        """Return the budget of each gradient, from pairs of exact and rounded gradients, of one or several models."""
+        """Return the budget of each gradient. A pair contains the exact and the rounded gradients of one model."""
         rule, ulp = RULES[self.reference.dtype], epsilon(self.reference.dtype)
         scale = max(float(np.abs(value).max(initial=0.0)) for value in pairs[0][0].values())
         return {

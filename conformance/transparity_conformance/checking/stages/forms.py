@@ -73,7 +73,8 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much the reference's logit of each returned token is below the largest logit at its position."""
+    """For each returned token, return the reference's largest logit at the position minus the reference's logit of the
+    token."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)

@@ -310,8 +310,9 @@ def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether the faults `told` change the logits of a probe, although the port is right on all probes. For
-    example, an additional key of zeros acts like an attention sink, but a port may pad keys only at some lengths."""
+    """Return whether the faults `told` change the logits of a probe. The port is right on all probes, so such faults
+    explain only other lengths. For example, a port may pad keys with zeros, which act like an attention sink, only at
+    some lengths."""
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):
             wrong = walk(probe, {}, told, until="logits")["logits"]

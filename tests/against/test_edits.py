@@ -71,9 +71,9 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
 
 def test_a_regular_order_of_elements_is_told_in_words() -> None:
     for size, parts, says in (
-        (8, 2, "takes q on axis -1 in the order 0, 4, 1, 5, …"),
-        (8, 4, "takes q on axis -1 in the order 0, 2, 4, 6, …"),
-        (9, 3, "takes q on axis -1 in the order 0, 3, 6, 1, …"),
+        (8, 2, "takes the elements of q on axis -1 in the order 0, 4, 1, 5, …"),
+        (8, 4, "takes the elements of q on axis -1 in the order 0, 2, 4, 6, …"),
+        (9, 3, "takes the elements of q on axis -1 in the order 0, 3, 6, 1, …"),
     ):
         x = torch.arange(size)
         at: Any = SimpleNamespace(changing=lambda _, change, x=x: change(x))

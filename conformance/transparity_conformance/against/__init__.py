@@ -1,1 +1,1 @@
-"""Compare two implementations: find the lines that differ, and the edit that explains the difference."""
+"""Compare two implementations: find the lines of code that differ, and the edit that explains the wrong answers."""

@@ -57,7 +57,7 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""A function of a model folder and the reference's tensors (by name); it returns the port's forward pass."""
+"""A function (model folder, the reference's tensors by name) → the port's forward pass."""
 
 TRANSFORMERS = "transformers"
 """The value of `--against` that selects the `transformers` model of the given `--config` or `--checkpoint`."""
@@ -70,7 +70,7 @@ class Request:
     port: Any
     """The port: `file.py:load`, `file.py:Model`, or a Python object (a loader, a class, a module or a function)."""
     against: Any
-    """The reference: a file, an object (as for `port`), or `transformers`; or a list of two references."""
+    """The reference (a file or an object as for `port`, or `transformers`), or a list of two references."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -189,7 +189,8 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder or None. From a configuration, write a small model into the folder."""
+    """Yield the reference, and the model folder or None. If the request has a configuration, write a small model
+    into the folder."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
@@ -301,7 +302,7 @@ def _report(
         reference.check(next(iter(given.values())))
     outcome = calls.explained_best(sides, sides.judged(given))
     if reference.others:
-        left_out.append(f"{count(reference.others, 'other array')} that the reference returns")
+        left_out.append(f"{count(reference.others, 'further array')} in the reference's result")
     measured = [
         Measured("answer", each.probe, error, each.budget, error, each.budget)
         for each in outcome.answers

@@ -1,4 +1,4 @@
-"""Find the lines that differ, and an edit that explains every call, because one call may agree by chance."""
+"""Find the lines of code that differ, and an edit that explains all calls. An edit may explain one call by chance."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits that explain one call, and rejects edits that do not explain the other calls. Another call may show
-    further differences, for example beyond a window or at padding."""
+    """Finds edits that explain one call, and confirms these edits on the other calls. Calls with padding or long texts
+    may show differences that the first call does not show."""
 
     departures: Departures
     others: Sequence[Call]
@@ -108,7 +108,8 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference with up to three descriptions of other edits that also explain every call."""
+        """Yield each difference with the descriptions of at most three alternative edits, which also explain every
+        call."""
         for place, each in enumerate(found):
             simple = [
                 other
@@ -129,8 +130,8 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Extend `found` by differences in other calls; return [] if nothing is added, or the first call then
-        differs."""
+        """Extend `found` by the differences in other calls. Return [] if a wrong call adds no difference, or if all
+        edits together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -218,8 +219,8 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain one wrong answer, and confirm them on the other calls. Try the reference's other
-    implementations of experts while a difference is unexplained."""
+    """Find edits that explain one wrong answer, and confirm these edits on the other calls. If no edit explains a
+    difference, record the reference again with another implementation of its experts."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (*(Call(reference, listen, each) for each in (chosen, *rest)), *outcome.also)

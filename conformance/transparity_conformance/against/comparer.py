@@ -21,7 +21,7 @@ from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import Known, agreeing, apart, same_numbers
 
 PARTS = ("select", "slice", "narrow")
-"""Operations whose results contain some elements of an operand."""
+"""Operations that select some elements of an operand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,8 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with `changes`; reuse values of the run `since`. Return None if this run fails."""
+        """Run the reference with `changes`; reuse unchanged values of the earlier run `since`. Return None if the new
+        run raises an exception."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -114,7 +115,8 @@ class Comparer:
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first unmatched operations and steps; prefer steps that share an input with an operation."""
+        """Return the port's first unmatched operations, and the reference's first unmatched steps. Prefer steps that
+        read the same values as these operations."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         if not lost and not missing and now.values[program.answer].shape == self.port.answer.shape:
             return self._reordering()
@@ -126,8 +128,8 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def _reordering(self) -> tuple[list[int], list[int]]:
-        """Return the port's last operation that reorders the answer's elements. Also return the reference's last
-        computing step, and the views after this step."""
+        """Return the port's last operation that reorders the answer's elements. Also return the reference's final views
+        (such as a transposition), and the step before these views."""
         operations, at = self.port.operations, next(iter(self.port.made_answer), -1)
         while at >= 0:
             value = operations[at].value

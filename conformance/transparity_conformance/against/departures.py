@@ -32,7 +32,8 @@ class Departure:
     by: Departures
     operation: int
     step: Step
-    """The edited step. Without an edit, the step with the port's value as result, or the first unmatched step."""
+    """The edited step. Without an edit, the step whose result the port's value replaces, or the first unmatched
+    step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
@@ -40,17 +41,18 @@ class Departure:
     others: Sequence[Explanation] = ()
     """Other edits that explain this departure equally well."""
     right: Collection[int] = frozenset()
-    """The port's operations that lead to values which the reference computed before the edit."""
+    """The port's operations that are right without the edit: the reference computes their values, or later values."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the explained values; empty if the edit also explains one of these operations."""
+    """The port's operations that read the explained values; empty if the edit explains one of these operations, besides
+    views."""
     is_computed: bool = False
     """Whether the port computes the edited value (see `Explanation.is_computed`)."""
     made: Any = None
 
     @property
     def port_line(self) -> Source | None:
-        """Return the line that makes a wrong mask. For other edits, return the innermost line that runs `operation` but
-        no right operation of the same name, if any."""
+        """Return the port's line that makes a wrong mask. For other edits, return the innermost line that runs
+        `operation`, but no right operation of the same name."""
         operations = self.by.comparer.port.operations
         if self.edit is not None and self.edit.kind == "mask" and (made := self._mask()) is not None:
             return operations[made].source
@@ -58,7 +60,8 @@ class Departure:
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     def _mask(self) -> int | None:
-        """Return the port's operation that makes a mask with other visible keys than the reference's mask."""
+        """Return the port's operation that makes a mask; None if this mask equals the reference's mask, possibly
+        inverted."""
         operations, values = self.by.comparer.port.operations, self.by.comparer.program.values
         given = operations[self.operation].inputs
         made = next((each for each in given if is_marks(operations[each].value)), None)
@@ -102,7 +105,8 @@ class Departure:
 
     @property
     def likewise(self) -> list[str]:
-        """Return the expressions of other edited steps in the same module. The words of an edit describe one step."""
+        """Return the expressions of the other edited steps in the same module, because the edit's description names
+        only one step."""
         program = self.by.comparer.program
         if self.edit is None or self.edit.is_everywhere or not self.steps:
             return []
@@ -116,7 +120,8 @@ class Departure:
         return [f"`{other}`" for own, other in said.items() if own != other]
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the same steps in another call's program; the nth run of an instruction is the same step."""
+        """Return the same steps in the program of another call. Two steps are the same if both are the nth run of one
+        instruction."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -135,7 +140,8 @@ class Departures:
         """`has_others`: whether the reference has another implementation of its experts."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures and the final comparison. If this call refutes the edits of `before`, return none."""
+        """Return the departures and the final comparison. If this call refutes the edits of `before`, return no
+        departures."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -175,7 +181,8 @@ class Departures:
         return departure.is_computed and are_known and not is_made
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove edits that explain no operation that uses their value, and edits of values copied from the port."""
+        """Remove edits that explain no operation which uses the edited value, and edits that read only values copied
+        from the port."""
         program = self.comparer.program
         made = {index for each in found if each.edit is None for n in each.steps for index in program.steps[n].outputs}
         found = [without_edit(each) if self._reads_only(made, each.steps) else each for each in found]
@@ -246,7 +253,8 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop departures without which the other edits, or alternatives to them, still explain the answer."""
+        """Drop each unnecessary departure: the other edits, or alternatives to these edits, explain the answer without
+        this departure."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -270,7 +278,8 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Replace a step's result by a similar value of the port, if this leaves fewer operations unmatched."""
+        """Replace a step's result by a similar value of the port. Return None as the comparison if no replacement
+        leaves fewer operations unmatched."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a
@@ -331,7 +340,8 @@ MOST_AXES = 5
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes of all departures. Insert values of the port only in the call `by`, which computed them."""
+    """Return the changes of all departures. If a departure inserts a value of the port, change only the call that
+    computed this value (`by`)."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

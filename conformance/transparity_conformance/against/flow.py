@@ -1,4 +1,4 @@
-"""The data flow of a program. A dominator of a value is an earlier value on every path from the inputs to it."""
+"""The data flow of a program. A value's dominator is an earlier value on every path from the inputs to the value."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class DataFlow:
         return self._between[start, end]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps of a segment on `value` in its recorded shape. Skip a view whose input has another size."""
+        """Run the steps of a segment on `value` in its recorded shape. Skip a view if the size of the view's input
+        differs from the recorded size."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
         now = ChainMap({start: as_shaped(value, self.program.values[start])}, values, self.program.values)
         for step in self.between(start, end):

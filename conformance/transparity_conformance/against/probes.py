@@ -77,7 +77,7 @@ class Answer:
 @dataclass(frozen=True)
 class Source:
     draw: Callable[[int, int, int], Inputs]
-    """A function of a length, a batch size and a seed that returns inputs without hidden positions."""
+    """A function of a length, a batch size and a seed that returns inputs; no mask hides a position."""
     longest: int
     is_text: bool
     """Whether `draw` returns texts, rather than images and audio, which have a fixed length."""
@@ -97,7 +97,7 @@ class Source:
 
 
 def _text_of(inputs: Inputs, length: int) -> Inputs:
-    """Remove images, audio and their placeholder tokens; the last `length` tokens are the text."""
+    """Return inputs without images and audio. Keep the last `length` tokens, which follow the placeholder tokens."""
     shape = next(iter(inputs.values())).shape
     text = {name: value for name, value in inputs.items() if not is_of_features(name)}
     return {name: value[:, -length:] if value.shape[:2] == shape else value for name, value in text.items()}
@@ -236,7 +236,8 @@ def without_mask(inputs: Inputs) -> Inputs:
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Hide positions in all rows except the last. Return None without a mask, or if a placeholder would be hidden."""
+    """Hide positions in all rows except the last. Return None if the inputs have no mask, or if padding would hide a
+    placeholder token."""
     if "attention_mask" not in inputs or (side == "left" and not is_only_text(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -274,8 +275,8 @@ def taken(
     probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
 ) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes that the port accepts, and a message for every skipped probe. Remove masks that hide nothing if
-    the port takes no mask. Keep all probes if these rules would skip every probe, because the port's error then names
-    the missing input."""
+    the port takes no mask. If no probe remains, return all probes, so that the port's own error names the missing
+    input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -295,7 +296,7 @@ def taken(
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is easiest to find, if possible for a text of more than two tokens."""
+    """Return the wrong answer whose cause is easiest to find. Prefer answers for texts of more than two tokens."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

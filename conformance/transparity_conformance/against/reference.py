@@ -63,7 +63,8 @@ Call = Callable[[Any, dict[str, Any]], Any]
 
 
 class Reference:
-    """A float32 module. The tolerance of an answer comes from the module's rounding errors in `dtype`."""
+    """A float32 module. The checker measures the module's rounding errors in `dtype`, and derives the tolerance of each
+    answer from these errors."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
@@ -106,7 +107,7 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the float64 answer, and a budget from one run, whose rounding error may be small by chance."""
+        """Return the float64 answer, and a budget from one rounded run; by chance, this budget may be too small."""
         if (found := self._near.get(id(inputs))) is None:
             answer = self.truth(inputs)
             budget = self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
@@ -184,7 +185,8 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return values for the other required arguments. Turn off the key/value cache, which adds operations."""
+        """Return values for the required arguments that are not inputs. Turn off the key/value cache, which adds
+        operations."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
@@ -209,7 +211,8 @@ class Reference:
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the implementations of experts to record. In `batched_mm`, no shape depends on the routing."""
+        """Return the names of the experts' implementations in which to record a call. In `batched_mm`, shapes do not
+        depend on the tokens that each expert gets."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
@@ -307,7 +310,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change elements by up to one ulp. Change a constant x, which may be a power, by up to 1 + |ln |x|| ulps."""
+    """Change each element by up to one ulp. A constant x may be the rounded result of a power, so change x by up to 1 +
+    |ln |x|| ulps."""
     import torch
 
     if not value.is_floating_point():

@@ -48,8 +48,8 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Edits with many variants per step, or with fitted numbers, which the search tries last."""
 
 LAG = 2
-"""The search tries the edits in `LATER` this many rounds after the edits in `SIMPLE`, and stops this many rounds after
-an explanation that is not final."""
+"""The search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. If an explanation is not
+final, the search stops after the same number of further rounds."""
 
 RANK_OF_FITTED = 3
 """The search looks for a simpler edit after an explanation of at least this rank."""
@@ -71,8 +71,8 @@ class Explanation:
     """The number of steps in the edited segment, without views; 1 unless the edit changes one segment."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the replaced value, and its first unmatched operation reads this value, or its answer
-    does not use this value."""
+    """Whether the port computes the unedited value, and either reads this value in its first unmatched operation, or
+    does not use this value in its answer."""
 
     @property
     def is_computed(self) -> bool:
@@ -88,7 +88,8 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key; after `worth`, it prefers simple edits, short segments and many edited steps."""
+        """Return a sort key. Among explanations of equal `worth`, prefer simple edits, short segments and many edited
+        steps."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -213,7 +214,7 @@ class EditSearch:
         return is_constant and index not in self.comparer.flow.passes and bool(value.is_floating_point())
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield steps by distance from the first difference; go back only to the last matched step."""
+        """Yield groups of steps by their distance from the first difference; leave out steps before a matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -251,7 +252,8 @@ class EditSearch:
             yield from (edit for edit in maker(at, context) if not self._is_refused(edit, at.step))
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether a new result of an edit (not in `made`) makes a later value equal an unmatched value."""
+        """Return whether a value computed from the edited result equals an unmatched value or the answer of the port.
+        Return False if `made` contains the result."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -274,7 +276,8 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit of all runs of a line explains values, even if the edit of one run does not."""
+        """Return whether an edit of all runs of a line leaves fewer operations unmatched, even if the edit of one run
+        does not."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -283,7 +286,8 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a line if the port may leave out the segment that ends at the line; otherwise []."""
+        """Return all runs of a line if the edit leaves out a segment, and the port computes only the segment's start;
+        otherwise []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -300,7 +304,8 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find an edit for the first step with the right elements in a wrong order, which matching ignores."""
+        """Find an edit for the first step whose result has the right elements in a wrong order. The matching of values
+        ignores this order."""
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -321,7 +326,8 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step with the shape and the elements of an operation's result in another order."""
+        """Return the step whose result has the same shape and elements as the operation's result, but in another
+        order."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

@@ -40,8 +40,8 @@ Judge = Callable[["Way", Requests, Answers, "ForwardPass"], CapabilityResult]
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees argument and
-    results together. The results must not refer to the argument, because Python frees reference cycles late."""
+    """Cache a function's results in an attribute of the argument at `position`, so that Python frees the argument and
+    the results together. The results must not refer to the argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -67,7 +67,8 @@ class BuiltPort:
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """(parameters, built port) of each model, by the configuration and the `id` of the parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The built ports for calls with other lengths or sizes than the probes, by the `id` of the parameters."""
+    """The built ports for calls that are longer or have other model sizes than the probes, by the `id` of the
+    parameters."""
 
     def of(self, probe: Probe) -> Any:
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
@@ -170,7 +171,8 @@ def compare_answers(
 
 
 def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:
-    """Return the largest ratio of error to tolerance with `fault` in the reference; stop at the first wrong answer."""
+    """Put `fault` into the reference, and return the largest ratio of error to tolerance. Stop at the first wrong
+    answer."""
     most = 0.0
     for each in given:
         most = max(most, judged(each, fault).share)
@@ -199,7 +201,7 @@ class Way:
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
     faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
-    """A function that returns further faults of a port on several ranks."""
+    """A function that returns known faults which only a port on several ranks can have."""
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
@@ -252,7 +254,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that replaces values of the request by values of a bundle that another machine may have written."""
+    """A function that returns the request with values from a bundle, which another machine may have written."""
     free_fields: tuple[str, ...] = ()
     """The fields that `received` reads from the request's entry in the manifest."""
     stays: int | None = None
@@ -262,7 +264,8 @@ class Capability:
     is_long: bool = False
     """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """A function that returns (rows, tokens) of a request; None if the report states no numbers of rows and tokens."""
+    """A function that returns the numbers of rows and tokens of a request; None if reports do not state these
+    numbers."""
     is_discrete: bool = False
     """Whether a row is only right or wrong as a whole, like generated tokens; a fault may change only a few rows."""
 

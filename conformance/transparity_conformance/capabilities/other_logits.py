@@ -35,7 +35,7 @@ from transparity_numpy.transformer import transformer
 
 
 class Part(NamedTuple):
-    """Some rows and positions of a result, and the rows of a probe with the expected logits."""
+    """Rows and positions of a result, with the probe and the rows of this probe that give the expected logits."""
 
     rows: np.ndarray
     positions: slice
@@ -55,7 +55,7 @@ class LogitsRequest:
     """The arguments of the port's method besides the inputs."""
     named: Mapping[str, Any] = field(default_factory=dict)
     conventions: Callable[[], Iterable[np.ndarray]] = tuple
-    """A function that returns the logits of other conventions, which the checker also accepts."""
+    """A function that returns logits under other conventions; the checker also accepts these logits."""
     sizes: tuple[int, ...] = ()
     """For decoding with a cache: the number of tokens in each step. The answer has a tensor for each step."""
     batches: tuple[slice, ...] = (slice(None),)
@@ -129,7 +129,7 @@ def judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
 
 
 def of_logits(attribute: str, *ways: Way, **given: Any) -> Capability:
-    """Return a capability whose answers are logits. `given` contains the fields that differ from the usual ones."""
+    """Return a capability whose answers are logits; `given` sets further fields of the capability."""
     usual: dict[str, Any] = {
         "name": attribute,
         "ask": functools.partial(_ask, attribute),
@@ -204,7 +204,8 @@ PACKED_FAULTS = [
         "documents in a row see each other, and positions continue from one document to the next": (),
     }.items()
 ]
-"""Faults of ports with packed rows, as edits of the reference. The first row is a fault only with a recurrence."""
+"""Faults of ports with packed rows, as edits of the reference. Without a recurrence, the first edit changes no
+logits."""
 
 
 def _packed_requests(forward: ForwardPass) -> Requests:

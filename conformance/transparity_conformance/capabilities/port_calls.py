@@ -47,8 +47,8 @@ class ChangedInPlaceError(Exception):
 
 def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call a function of the port. Raise `PortCallError` for every exception of the port, including `SystemExit`, and
-    `PortProcessError` if the port's process ended. Raise `KeyboardInterrupt` only if the user pressed Ctrl-C, even if
-    the port caught this exception."""
+    `PortProcessError` if the port's process ended. If the user pressed Ctrl-C, raise `KeyboardInterrupt`, even if the
+    port caught this exception."""
     with _interrupts() as interrupts:
         try:
             with _shared_state_kept(), tokens_kept(args, named):
@@ -124,8 +124,8 @@ def _is_column(file: str) -> bool:
 
 
 def _shown_file(file: str) -> str:
-    """Return a short path for messages: relative to the working directory, or only the file's name. For a file of an
-    installed package, also return the folder's name."""
+    """Return a short path for messages: relative to the working directory, `folder/file.py` in an installed package, or
+    only the file's name."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))

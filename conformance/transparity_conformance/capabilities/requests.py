@@ -24,7 +24,7 @@ MANY = 8
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""The largest length of a prompt in `_across`, unless the generated text crosses a threshold."""
+"""The largest length of most further prompts; a prompt next to a threshold may have `LONGEST` tokens."""
 
 SEARCHED = 6
 """The largest number of new tokens in a beam search."""
@@ -105,7 +105,8 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """Return a request to a probe's model. For each prompt, choose a row of the source that is not only padding."""
+    """Return a request to a probe's model. If the model has an encoder, give each prompt a source that is not only
+    padding."""
     source = probe.inputs["source"] if probe.config.has_encoder else None
     if source is not None:
         pad = probe.config.pad_id
@@ -131,13 +132,14 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """A function (call) → a request for texts about as long as the call's text; None if there are none."""
+    """A function of a reached call that returns a request with texts of about the same length; None if the claim has no
+    such requests."""
 
 
 @kept_in(0)
 def given_requests(probe: Probe) -> dict[str, Asked]:
-    """Return a request to the probe's own model for each claim. The rows together have about as many tokens as the
-    probe."""
+    """Return one request for each claim, to the probe's own model. All rows of a request together have about as many
+    tokens as the probe."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
@@ -151,8 +153,8 @@ def requests_of(probe: Probe) -> dict[str, Asked]:
     """Return the requests of each claim, to a model with other signs in the last norm's gain.
 
     All sampled requests have the shapes of a greedy request, for which a port may already be compiled. Further requests
-    use the smallest and the largest random numbers, one or two options, or a `top_k` that keeps most of the vocabulary.
-    In the ragged requests, prompts of different lengths are in one batch.
+    use extreme random numbers, several options of sampling, or a `top_k` that keeps most of the vocabulary. In the
+    ragged requests, prompts of different lengths are in one batch.
     """
     greedy = _greedy_requests(probe)
     beyond, width = greedy.first[0], greedy.further[-1].prompt.shape[1]
@@ -244,7 +246,8 @@ def _with_changed_signs(probe: Probe) -> Arrays:
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
     """Return two copies of `beyond` with different end tokens; without an end token, return `beyond` itself. The first
-    end token occurs in no row, if a token is unused. The second end token occurs at more steps than other tokens."""
+    end token occurs in no row, unless the rows use all tokens. The second end token occurs at more steps than other
+    tokens."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     if config.eos_id is None:
         return (beyond,)

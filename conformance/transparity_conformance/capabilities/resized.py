@@ -87,7 +87,8 @@ _others: dict[str, Callable[[Probe, Grid], Arrays]] = {
     ),
 }
 FAULTS = [SimulatedFault("positions-resized", says, simulate) for says, simulate in _others.items()]
-"""Faults of interpolation; each returns the parameters of a faulty port for a grid of patches."""
+"""Faults of interpolation. For a grid of patches, `simulate` returns the parameters with which the reference acts like
+the faulty port."""
 
 
 def _grids(config: TransformerConfig) -> list[Grid]:
@@ -140,7 +141,7 @@ RESIZED = of_logits(
     "resized",
     Way("resized", _requests, FAULTS),
     purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
-    "with aligned outer edges",
+    "and keeps its outer edges in place",
     why_not=_why_not,
     dtypes=WIDE,
     file="resized.safetensors",

@@ -100,7 +100,7 @@ OF_ONE_LAYER = ("layer-missing",)
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return each fault's hypothesis with the most taps, and all hypotheses of faults in `OF_ONE_LAYER`."""
+    """Return the hypothesis with the most taps for each fault. For faults in `OF_ONE_LAYER`, return all hypotheses."""
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

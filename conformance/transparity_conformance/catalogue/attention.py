@@ -60,13 +60,14 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def named_scale(scale: float) -> str:
-    """Return a factor's name, such as `1/√48` for 0.1443, or ""."""
+    """Return the name of a factor 1/√n, such as `1/√48` for 0.1443; return an empty text for other factors."""
     width = round(scale**-2) if scale > 0 else 0
     return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=FITTED_WIDTH) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that scores are multiplied by `scale`; in other sizes, use the formula of the factor `named`."""
+    """Return the fault that scores are multiplied by `scale`. For models of other sizes, the formula with the name
+    `named` computes the factor."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:

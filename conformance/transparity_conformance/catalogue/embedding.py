@@ -32,8 +32,8 @@ EDGES = {
     "rolled": ", and positions before or after the table wrap around",
     "kept": ", but padding keeps its position",
 }
-"""Ways to shift positions, each with the end of its description. Outside of the table, `clipped` reads the nearest row,
-and `rolled` the other end. With `kept`, the positions of padding do not shift."""
+"""Treatments of shifted positions, each with the end of the fault's description. Outside of the table, `clipped` reads
+the nearest row, and `rolled` continues at the opposite end. With `kept`, the positions of padding do not shift."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -95,8 +95,8 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that embeddings are multiplied by `factor`; in other sizes, use the formula of
-    the factor `named`."""
+    """Return the fault that embeddings are multiplied by `factor`. For models of other sizes, the formula with the name
+    `named` computes the factor."""
     by = f"{named} ({factor:.4g})" if named in factors("embedding-scale") else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -128,8 +128,8 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return each position's row of the table, (batch or 1, length). `visible` matters if only visible tokens count; by
-    default, padding is not visible."""
+    """Return the row of the table for each position, with the shape (batch or 1, length). Some models count only tokens
+    in the mask `visible`; by default, these are all tokens except padding."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
@@ -179,7 +179,7 @@ def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
 
 TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
-"""The right exponents in `EXPONENTS`, by `sinusoidal_timescales`."""
+"""For each value of `sinusoidal_timescales`, the key of the right formula in `EXPONENTS`."""
 
 EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
     "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,

@@ -74,7 +74,7 @@ class Fault:
     reshapes: str = ""
     """An earlier tap whose shape the fault changes, so that it cannot be compared."""
     is_mutual: bool = False
-    """Whether the tap from which parameters are taken also changes, as in a swap."""
+    """Whether the fault swaps the parameters of two taps: `taken_from` returns the second tap, which also changes."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
         if self.formula is not None:
@@ -82,7 +82,8 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` has every tap that the fault changes; a swap changes two."""
+        """Return whether `sites` contains all taps that the fault changes. A swap at `site` also changes the tap
+        `taken_from(site)`."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -126,8 +127,8 @@ class FaultRow:
 
 @functools.cache
 def listed(of: str, module: str) -> tuple[FaultRow, ...]:
-    """Return the rows of the list `of` in causes.toml, whose expressions use the names of `module`, of this file and
-    of `functional`."""
+    """Return the rows of the list `of` in causes.toml. Expressions in these rows may use the names of `module`, of this
+    file and of `functional`."""
     names = {**vars(functional), **globals(), **vars(sys.modules[module])}
     found = []
     for identity, meaning in meanings().items():
@@ -142,9 +143,13 @@ def listed(of: str, module: str) -> tuple[FaultRow, ...]:
 
 
 def made(of: str, config: TransformerConfig, formula: Formula | str, module: str = "", **words: Any) -> Iterator[Fault]:
-    """Yield the faults in the list `of` of causes.toml that are possible in `config`. The rows have settings of the
-    `formula`, or only functions of a module with this name. Names are of the `module`, by default the formula's.
-    `words` fill further placeholders."""
+    """Yield the faults in the list `of` of causes.toml that are possible in `config`.
+
+    Args:
+        formula: The formula whose settings the rows contain; a module's name if the rows contain only functions.
+        module: The module whose names the rows use; by default, the module of the formula.
+        words: Values of further placeholders in descriptions.
+    """
     for each in listed(of, module or (formula if isinstance(formula, str) else formula.__module__)):
         if each.when(config):
             change = each.change if each.change.keys() <= PARTS else {"formula": formula, **each.change}
@@ -153,8 +158,8 @@ def made(of: str, config: TransformerConfig, formula: Formula | str, module: str
 
 @functools.cache
 def factors(identity: str) -> Mapping[str, Callable[[TransformerConfig], float]]:
-    """Return the factors of a fault in causes.toml, most likely first. A factor that is undefined equals the right
-    one."""
+    """Return the wrong factors of a fault in causes.toml, most likely first. If a configuration does not define a
+    factor, the function returns the right factor."""
     return {name: eval(f"lambda c: {value}") for name, value in meanings()[identity].factors.items()}
 
 
@@ -163,7 +168,8 @@ def other_factors(identity: str, config: TransformerConfig, right: float) -> dic
 
 
 def with_fields(config: TransformerConfig, settings: Settings) -> TransformerConfig:
-    """Return a configuration with the settings that are its fields; a function returns a field's value."""
+    """Return `config` with the settings that are fields of a configuration. If a setting is a function of `config`, use
+    the function's result."""
     fields = {name: value for name, value in settings.items() if name in FIELD_TYPES}
     fields = {name: value(config) if callable(value) else value for name, value in fields.items()}
     return _replaced(config, **fields) if fields else config
@@ -177,8 +183,11 @@ def _replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig:
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield two faults: two parts swap parameters, or the part `name` uses the other part's. `kind` starts both ids,
-    `which` ends both variants, and `swapped` and `used` are the descriptions."""
+    """Yield two faults of the two parts `pair`: the parts swap their parameters, or the part `name` uses the parameters
+    of the other part.
+
+    `kind` starts the ids of both faults, and `which` ends their variants. `swapped` and `used` are the descriptions.
+    """
     both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
@@ -200,7 +209,7 @@ class Number:
     id: str
     field: str
     says: str
-    """The description; `{v}` is the wrong value, `{instead}` a phrase about the right value."""
+    """The description of a fault, in which `{v}` is the wrong value, and `{instead}` names the right value."""
     formula: Formula
     variant: str = "{v:.6g}"
 
@@ -213,7 +222,8 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return faults with a fitted number: `around` (if 0, the right value) · `times` ** power."""
+        """Return faults with a fitted number. The grid contains `around` · `times` ** power; if `around` is 0, the
+        right value replaces `around`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, partial(self.fault, config))
 
@@ -242,7 +252,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the group of all taps and, for each function in `SCOPES`, the taps with an equal key."""
+    """Return groups of taps: all taps and, for each function in `SCOPES`, the taps with an equal key."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

@@ -85,7 +85,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is hidden features, or the output of experts."""
+    """Return whether a tap is the hidden features of a feed-forward, or the output of a feed-forward with experts."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -114,8 +114,8 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each activation function except `right`. `where` ends the descriptions; `missing` names the
-    fault without an activation function."""
+    """Yield a fault for each activation function except `right`. `where` ends each description; `missing` is the
+    variant in which the port applies no activation function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -218,7 +218,7 @@ def swap_halves_of_bytes(x: Value) -> Value:
 
 
 def low_halves_first(x: Value) -> Value:
-    """Return features in the order of four-bit weights of which a block's low half-bytes come first."""
+    """Return features in a wrong order: the order of a block of four-bit weights if the low half-bytes come first."""
     return x.reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
 
 
@@ -231,7 +231,7 @@ def alternating(config: TransformerConfig, gate: np.ndarray, up: np.ndarray) -> 
 
 
 def cut_as(order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return gate and up projections, cut out of a packed matrix in a wrong order."""
+    """Return the parameters of a port that reads gate and up projections from a packed matrix in a wrong order."""
     part = f"{split(site)[0]}.feed_forward"
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)] or [part]
     return dict(ChainMap(*[repacked([f"{each}.gate", f"{each}.up"], order, config, parameters) for each in places]))
@@ -244,7 +244,7 @@ def of_other_experts(
     site: str,
     roles: Sequence[str] = ("gate", "up", "down"),
 ) -> Arrays:
-    """Return the experts' parameters of the expert `source(expert, experts)`."""
+    """Return parameters in which each expert has the parameters of the expert `source(expert, number of experts)`."""
     part, experts = f"{split(site)[0]}.feed_forward.experts", own_config(config, site).num_experts
     sources = {expert: source(expert, experts) for expert in range(experts)}
     ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]

@@ -23,7 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with another mask or softmax, without changing other taps."""
+    """Return attention weights with another mask or softmax; return the values of other taps unchanged."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -164,13 +164,14 @@ def _of_the_next_kind(m: MaskParts) -> Window:
 
 
 def hidden_row(blind: Patch, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights, by the function `blind` for queries without a visible key."""
+    """Return attention weights in which the function `blind` computes the weights of queries without a visible key."""
     wrong = np.asarray(blind(state, site, value), value.dtype)
     return np.where(right_mask(state, site).any(-1, keepdims=True), value, wrong)
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of queries without a visible key, which are conventions if masked keys have the weight zero."""
+    """Yield different treatments of queries without a visible key. If masked keys have the weight zero, each treatment
+    is a convention."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield from made("conventions of contexts", config, weighed)
@@ -214,7 +215,8 @@ def with_one_more(state: WalkState, site: str, value: Value) -> Value:
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with other `sinks`, or with the sink's weight added to the first key."""
+    """Return attention weights with the `sinks` from `settings`. Without this setting, add the weight of the sink to
+    the first key."""
     scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
     right = sinks_at(state, site)
     if right is None:

@@ -96,7 +96,7 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
 
 
 HEADS = {"heads": "heads together", "features": "each head"}
-"""A wrong query or key norm, by the axes of the right norm's statistics."""
+"""The name of the right query or key norm, by the axes of its mean and variance."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -112,7 +112,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms in the first and last layers, whose parameters a port may use after all layers."""
+    """Return the norms in the first and last layers. A port may use the parameters of these norms after all layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -185,7 +185,7 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports add before an attention without a norm: a new one (None), or the embeddings'."""
+"""Norms that ports add before an attention without a norm, each with its parameters: None for a new norm."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
@@ -223,7 +223,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a recurrence's output after norm and gate, with changed settings."""
+    """Return the output of a recurrence after norm and gate, recomputed with `settings`."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")

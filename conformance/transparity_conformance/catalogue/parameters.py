@@ -58,7 +58,7 @@ FED = {
     "shared_expert.hidden": "shared_expert.up",
     "shared_expert.output": "shared_expert.down",
 }
-"""The linear map that computes each tap of a feed-forward, possibly before an activation function."""
+"""For each tap of a feed-forward, the linear map that computes the tap, possibly followed by an activation function."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
 """The linear map before each convolution of a recurrence."""
@@ -77,7 +77,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""Prefixes of parameters that change a tap, besides the parameters of its linear map."""
+"""For each tap, the prefixes of parameters that change the tap, besides the parameters of the tap's linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -101,7 +101,8 @@ TAKEN = {
         "the bias of {} is also used for {}, with its own weight",
     ),
 }
-"""For each tuple of parameter kinds: the end of variants, and descriptions of swapped and shared parameters."""
+"""For each choice of parameter kinds: the end of the variants, and descriptions of two faults (swapped, and used
+twice)."""
 
 
 def site_of(role: str, site: str) -> str:
@@ -238,11 +239,12 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Rows = Callable[..., np.ndarray]
-"""(configuration, rows of each linear map) → the rows that a port reads."""
+"""(configuration, rows of each linear map in a packed matrix) → the rows in the order that a port reads."""
 
 
 def repacked(maps: Sequence[str], order: Rows, config: TransformerConfig, parameters: Arrays) -> Arrays:
-    """Return linear maps' parameters, read from their packed matrix in another order."""
+    """Return the parameters of the linear maps `maps`, if a port reads the rows of their packed matrix in another
+    `order`."""
     ends = np.cumsum([len(parameters[f"{name}.weight"]) for name in maps])
     rows = order(config, *np.split(np.arange(ends[-1]), ends[:-1]))
     changed: Arrays = {}
@@ -259,7 +261,8 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 
 
 def in_groups(count: int, *rows: np.ndarray) -> np.ndarray:
-    """Return rows in `count` groups, each with a part of every map; `np.argsort` inverts the order."""
+    """Interleave the rows of several maps: cut each map into `count` parts, and join the nth parts of all maps.
+    `np.argsort` of the result inverts the order."""
     return np.concatenate([each.reshape(count, -1) for each in rows], axis=1).ravel()
 
 
@@ -269,7 +272,7 @@ _blocks: Rows = lambda config, *rows: np.argsort(_by_group(config, *rows))
 
 
 def _second_first(config: TransformerConfig, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the rows that a port reads if it expects the second map first in each head."""
+    """Return the rows in the order of a port that expects the rows of the second map first in each head."""
     heads = in_groups(config.num_heads, first, second).reshape(config.num_heads, -1)
     width = len(second) // config.num_heads
     return np.concatenate([heads[:, width:].ravel(), heads[:, :width].ravel()])
@@ -292,7 +295,7 @@ PACKED = ("query", "key", "value")
 
 
 def _pair(config: TransformerConfig) -> dict[str, str]:
-    """Return the two linear maps that a family's files pack head by head, as {tap: map}."""
+    """Return {tap: linear map} for the two linear maps that files pack head by head; {} for most models."""
     if config.kv_lora_rank:
         return {"key": "key", "value": "value"}
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}

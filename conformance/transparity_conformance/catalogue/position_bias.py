@@ -86,8 +86,8 @@ def all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> n
 def shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets of distances. The first 1/`part` of the buckets contain one distance each; later widths grow
-    geometrically, and `whole` rounds to an integer."""
+    """Return the bucket of each distance. The first 1/`part` of the buckets have one distance each, and later buckets
+    grow geometrically. The function `whole` rounds to an integer."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)

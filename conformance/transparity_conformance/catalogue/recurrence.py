@@ -60,7 +60,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the decay and the time step; with the delta rule, both act at `log_decay`."""
+    """Yield faults of the decay and the time step. In a mixer with the delta rule, faults of the time step also change
+    `log_decay`."""
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         yield from made("time steps", own, _step)
     if tap == "log_decay":

@@ -86,7 +86,7 @@ def multiplied(factor: Callable[[float], float], state: WalkState, site: str, fl
 
 
 def residual(source: Callable[[WalkState, str, str], Value], state: WalkState, site: str, flow: Value) -> Value:
-    """Return the sum of a residual and a sublayer's output, with `source` in place of the residual."""
+    """Return the sum of a sublayer's output and the value that `source` returns in place of the residual."""
     scope, sublayer = sites.sublayer_of(site)
     change = source(state, scope, sublayer) - sites.stream(state, scope, sublayer)
     return flow + change / flow.dtype.type(state.config.residual_multiplier)

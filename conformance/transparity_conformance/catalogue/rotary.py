@@ -99,7 +99,7 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
 
 PARTS = {"angles": ("rope_theta", *SCALING), "base": ("rope_theta",), "scaling": SCALING}
-"""Fields that a port may take from another kind of layer."""
+"""For each part of the rotary settings, the fields that a port may take from another kind of layer."""
 
 
 def _turned_dim(share: float, config: TransformerConfig) -> int:
@@ -178,7 +178,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
 
 
 def with_other_tables(x: Value, tables: tuple[Value, Value], layout: Literal["interleaved", "halves"]) -> Value:
-    """Pair features as in `layout`, but multiply them by cosines and sines in the order of the other layout."""
+    """Pair features as in `layout`, but multiply the pairs by cosines and sines in the order of the other layout."""
     cos, sin = (np.repeat(each, 2, -1) if layout == "halves" else np.concatenate([each] * 2, -1) for each in tables)
     part, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     turned = rotate(part, (np.zeros_like(tables[0]), np.ones_like(tables[1])), layout)
@@ -186,7 +186,7 @@ def with_other_tables(x: Value, tables: tuple[Value, Value], layout: Literal["in
 
 
 def with_other_pairs(x: Value, tables: tuple[Value, Value], layout: Literal["interleaved", "halves"]) -> Value:
-    """Rotate the pairs of the other layout, but return them in the order of `layout`."""
+    """Rotate the pairs of features of the other layout, but return the features in the order of `layout`."""
     rows, columns = (2, -1) if layout == "interleaved" else (-1, 2)
     part, rest = np.split(x, [2 * tables[0].shape[-1]], axis=-1)
     pairs = part.reshape(*part.shape[:-1], rows, columns).swapaxes(-1, -2)

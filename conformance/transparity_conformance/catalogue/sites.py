@@ -80,7 +80,7 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result before a norm; `self_attention` may stand for a recurrence."""
+    """Return the tap of a sublayer's output, before a following norm. `self_attention` may stand for a recurrence."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -127,7 +127,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap's sublayer has norms; self-attention and recurrences may have none."""
+    """Return whether the sublayer of a tap has norms. Some models have no norms at self-attention and recurrences."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 

@@ -116,7 +116,8 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each tensor whose name denotes one role, although its values belong to another role."""
+    """Return a sentence for each tensor whose name suggests another role than its values, such as a tensor `wk` with
+    the query's weight."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)

@@ -1,8 +1,8 @@
 """Calls of a port on every probe, and on inputs with other lengths, batch sizes or model sizes.
 
-A port refuses a model if `build` fails, or if a call with a single token fails. If the checker chose the sizes of the
-model, a refusal only excludes the model from the coverage. If the port accepts one token but fails on longer inputs,
-the verdict is inconclusive.
+A port refuses a model if `build` fails, or if a call with a single token fails. If the checker chose the sizes of a
+refused model, only the coverage changes, not the verdict. If the port accepts one token but fails on longer inputs, the
+verdict is inconclusive.
 """
 
 import dataclasses
@@ -81,9 +81,10 @@ class Ran:
     actual: dict[str, Mapping[str, np.ndarray]]
     reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
-    """The built ports, by the `id` of their parameters. The first is the port of the first probe."""
+    """The built ports, by the `id` of their parameters. The first item is the port for the first probe."""
     probes: dict[str, Probe]
-    """The probes on which the port ran. If the port refused a probe's model, this probe has a model of other sizes."""
+    """The probes on which the port ran. If the port refused the model of a probe, a model of other sizes replaces this
+    model."""
     raised: PortError | None = None
     """The first error on a probe with the first probe's configuration; an error on the first probe itself is raised."""
 

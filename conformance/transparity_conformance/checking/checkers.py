@@ -113,8 +113,9 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port takes one argument, as a loader does. Raise `UsageError` unless the port takes one or
-        two arguments. `needed_by` is an option that needs a loader, so that two arguments are also an error."""
+        """Return whether the port takes one argument, like a loader. Raise `UsageError` for a port with another number
+        of arguments than one or two. If an option `needed_by` needs a loader, also raise `UsageError` for a port with
+        two arguments."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -123,14 +124,14 @@ class PortCheck:
             )
         if needed_by and count != 1:
             raise UsageError(
-                f"{needed_by} needs load(folder), but the signature of {safe(self.spec)} does not have one required "
-                "argument; check a build(config, parameters) with --preset, --config or --checkpoint."
+                f"{needed_by} needs load(folder), but {safe(self.spec)} does not take exactly one required argument; "
+                "check a build(config, parameters) with --preset, --config or --checkpoint."
             )
         return count == 1
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations of the given families, presets or file; return no configurations for a checkpoint."""
+    """Return the configurations that the user chose by families, presets or a file; return [] for a checkpoint."""
     if options.checkpoint is not None:
         return []
     return list(
@@ -143,7 +144,8 @@ def named_systems(options: Options) -> list[System]:
 def chosen_systems(
     check: Check, options: Options, named: Sequence[System], imported: Callable[[Path, str | None], Checkpoint]
 ) -> Iterator[System]:
-    """Return the `named` configurations, a checkpoint, or its layers. Raise `UsageError` for the wrong kind of port."""
+    """Return the configurations `named`, the checkpoint as one model, or the layers of the checkpoint. Raise
+    `UsageError` if these configurations need a loader and the port is a `build`, or the reverse."""
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
         check.is_loader("--by-layer")

@@ -93,8 +93,8 @@ def _beside_one(
     outputs: Actual,
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
-    """Compare the first rank's outputs with a run on one rank, and with the other ranks. Return both comparisons, and a
-    line for the report if some ranks wrote no file."""
+    """Compare the outputs of the first rank with a run on one rank, and with the outputs of the other ranks. Return
+    both comparisons, and a line for the report if some ranks wrote no file."""
     count, differing, probes = len(written), Differing(), bundle.probes
     silent = [str(rank) for rank, actual in enumerate(written) if not os.path.lexists(actual)]
     absent = [f"output of rank {', '.join(silent)}: not compared, because no file was written"] if silent else []

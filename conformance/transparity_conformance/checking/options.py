@@ -152,7 +152,7 @@ RULES = (
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return why a check ended early, followed by the notes that were added to the error."""
+    """Return the message of the error that ended a check, followed by the error's notes."""
     known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted before a verdict was reached.{known}"

@@ -35,7 +35,8 @@ class System:
     """The family whose folders a loader reads; None for a `build`."""
     dtype: str | None = None
     not_compared: tuple[str, ...] = ()
-    """Lines for the report about the limits of an artifact."""
+    """Lines of the report about comparisons that the limits of an artifact exclude, such as padding or other batch
+    sizes."""
 
     @property
     def is_asked(self) -> bool:
@@ -171,7 +172,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Let the artifact's attention mask hide padding. If the artifact takes no mask, use inputs without padding."""
+    """Hide padding by the artifact's attention mask. If the artifact takes no mask, use inputs without padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:

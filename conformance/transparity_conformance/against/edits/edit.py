@@ -46,7 +46,8 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the starts of consecutive segments, last first. A count n selects the nth dominator of the end."""
+        """Return the starts of consecutive segments, the last segment first. For a count n, a segment starts at the nth
+        dominator of the segment's end."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -83,8 +84,8 @@ class At:
         return lambda values: self.fitting(function(values[index]))
 
     def fitting(self, made: Any) -> Any:
-        """Return `made` in the shape of the step's result. Raise `ValueError` if this fails, or if only one is
-        floating-point."""
+        """Return `made` in the shape of the step's result. Raise `ValueError` if the shape does not fit, or if only one
+        of the two tensors is floating-point."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the edit changes the shape or the type of the step's result")
@@ -118,7 +119,7 @@ class Edit:
     wider: tuple[Edit, ...] = ()
     """Edits that have the same result at this step, and that also change other steps."""
     view_of: int = -1
-    """The operand from which the edit removes a reordering view; otherwise -1."""
+    """The number of the operand whose reordering view the edit removes; -1 for other edits."""
     operation: int = -1
     """The port's operation whose value the edit inserts or reproduces; otherwise -1."""
 
@@ -176,7 +177,8 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators, nearest first. Skip a dominator that only views separate from a nearer one."""
+    """Yield a value's dominators, nearest first. If only views lie between two dominators, skip the farther
+    dominator."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -256,7 +258,8 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter, input or constant that an argument is a view of; otherwise -1."""
+    """If an argument is a view of a parameter, an input or a constant, return the index of this tensor; otherwise
+    -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

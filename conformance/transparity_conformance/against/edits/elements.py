@@ -24,7 +24,8 @@ from transparity_conformance.against.edits.edit import (
 from transparity_conformance.listening.program import Program, Step
 
 SPLITTING, CUTTING = {"view", "unsafe_view", "reshape"}, {"split", "split_with_sizes", "chunk", "slice"}
-"""Operations that may split an axis into several axes, or into several tensors."""
+"""Operations that may split one axis into several axes (`SPLITTING`), or one tensor into several tensors
+(`CUTTING`)."""
 
 
 def orders(at: At, context: Context) -> Iterator[Edit]:
@@ -51,7 +52,8 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _split_axes(program: Program, step: Step) -> tuple[int, int]:
-    """Return the axes (from, to) into which a view splits an axis of its input, or the last axis."""
+    """Return the range (start, end) of axes into which a view splits one axis of its input; by default, the last
+    axis."""
     after = program.values[step.output].shape
     before = program.values[step.inputs[0]].shape if short(step) in SPLITTING and step.inputs else after
     start = next((axis for axis, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]), -1)
@@ -85,7 +87,8 @@ def _resplit(x: Any, start: int, end: int, sizes: tuple[int, ...], order: tuple[
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
     for parts in [n for n in range(2, size) if size % n == 0]:
         first = [place * size // parts + turn for turn in range(2) for place in range(parts)][:4]
-        says = f"takes {where} on axis {axis} in the order {', '.join(map(str, first))}{', …' * (size > 4)}"
+        order = ", ".join(map(str, first)) + ", …" * (size > 4)
+        says = f"takes the elements of {where} on axis {axis} in the order {order}"
 
         def regrouped(x: Any, parts: int = parts) -> Any:
             return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)
@@ -118,7 +121,7 @@ def is_mask(value: Any) -> bool:
 
 
 def is_marks(value: np.ndarray, count: int = 1) -> bool:
-    """Return whether a value of the port has `count` to two different elements, as a mask has."""
+    """Return whether a value of the port may be a mask: it has at most two different elements, and at least `count`."""
     return value.ndim > 1 and value.shape[-1] > 1 and count <= len(np.unique(value)) <= 2
 
 
@@ -131,7 +134,7 @@ def _changed(change: Function, hides: bool, mask: Any) -> Any:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Shift a mask by one key. The key at the edge becomes `at_edge`, if given."""
+    """Shift a mask by one key. The key at the edge becomes `at_edge`; without `at_edge`, this key does not change."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted

@@ -50,8 +50,8 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _limits_nothing(at: At, path: Path, value: Any) -> bool:
-    """Return whether the step clips its operand, but `value` would clip no element. Leaving out the step then says
-    more."""
+    """Return whether the step clips its operand, but the limit `value` would clip no element. Another edit, which
+    leaves out the step, then describes the port better."""
     if not short(at.step).startswith("clamp"):
         return False
     with contextlib.suppress(Exception):  # the operation may refuse the number
@@ -88,7 +88,8 @@ POWERS = {"n": 1.0, "1/n": -1.0, "√n": 0.5, "1/√n": -0.5}
 
 
 def _of_sizes(at: At, path: Path, old: Any, value: Any) -> tuple[Edit, ...]:
-    """Return edits that compute `value` from the size of an operand's axis, which differs between calls."""
+    """Return edits that compute `value` from the size of an axis, such as 1/√n, so that the value differs between
+    calls."""
 
     def says(axis: int, form: str) -> str:
         size = f"where n is the size of axis {axis} (here {_shape_of(at)[axis]})"
@@ -196,7 +197,6 @@ def _slices(at: At) -> Iterator[Edit]:
 
 
 def _first_of(at: At) -> int:
-    """Return the index of a slice's first element."""
     _, axis, first, *_ = at.step.args
     whole = at.program.values[at.step.inputs[0]].shape[axis]
     return max(first + whole, 0) if first < 0 else int(first)
@@ -229,7 +229,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, or a result and its operands."""
+    """Yield edits that round only a step's result, or also the step's operands."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:

@@ -78,14 +78,16 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether some run of the instruction (or line, without `is_same_site`) computes the value `index`."""
+        """Return whether a run of the same instruction computes the value `index`; if `is_same_site` is false, a run of
+        the same line suffices."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the value at this position in the last earlier run of the instruction or line."""
+        """Return the value at this position in the previous run of the same instruction or, without `is_same_site`, of
+        the same line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -93,7 +95,7 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return an edit that swaps two results wherever steps use them, if their shapes are equal."""
+    """Return an edit that swaps two results of equal shape in all steps that read these results."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()

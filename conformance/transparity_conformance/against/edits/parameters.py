@@ -64,7 +64,8 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _tables(at: At, index: int) -> Iterator[Edit]:
-    """Yield edits that use another table of the same shape, such as the embedding instead of the head."""
+    """Yield edits that read another matrix of the same shape, such as the embedding matrix instead of the head's
+    weight."""
     names, values = at.program.names, at.program.values
     for other in at.program.parameters - {index}:
         is_alike = values[other].ndim == 2 and values[other].shape == values[index].shape

@@ -26,7 +26,7 @@ from transparity_conformance.against.flow import as_shaped
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values
 
 LONGEST = 4
-"""The number of nearest dominators at which a segment may start."""
+"""A segment starts at one of the `LONGEST` nearest dominators of the segment's end."""
 
 OPPOSITE = "computes {} before {}; the reference does the opposite"
 
@@ -95,7 +95,8 @@ def _exchange_in_words(at: At, last: int, first: int) -> str:
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that move a step before the segment of its operand, such as adding a residual before a norm."""
+    """Yield edits that move a step before the segment that computes the step's operand. For example, the residual is
+    added before a norm, not after it."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -145,7 +146,8 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to this step's result, as another layer of the reference does."""
+    """Yield edits that apply a further segment to this step's result, because another layer of the reference applies
+    the segment."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return

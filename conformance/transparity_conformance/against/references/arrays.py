@@ -1,4 +1,4 @@
-"""Record a call of a NumPy function as PyTorch operations: `np` refers to `torch._numpy` in the reference's files."""
+"""Record a call of a NumPy function as PyTorch operations: in the reference's files, `np` is `torch._numpy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Record a call of a JAX function as PyTorch operations. Without `jit`, `scan` is unrolled and equations have lines."""
+"""Record a call of a JAX function as PyTorch operations. The function runs without `jit`: JAX then unrolls `scan`, and
+each equation has a source line."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the code of the `jax.nn` function that contains an equation, and the frames outside."""
+        """Return the code of the `jax.nn` function that contains an equation, and the stack frames of the function's
+        callers; otherwise (None, None)."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -70,7 +72,8 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """Run the `jax.nn` function `code` as one operation; return False if no PyTorch function gives its values."""
+        """Run the equations of the `jax.nn` function `code` as one operation. Return False if no PyTorch function
+        computes the same result."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars
@@ -200,7 +203,8 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a literal's number; for float32, the shortest decimal that rounds to it."""
+    """Return a literal as a Python number. A float32 literal becomes the shortest decimal that rounds to the same
+    float32."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value

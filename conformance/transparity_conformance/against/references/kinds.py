@@ -47,7 +47,8 @@ class TracedReference(Reference):
         self.forward = call_port(called_by_its_names, model)  # in evaluation mode
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the float64 answer and its budget. Raise `TransparityError` if the record computes another answer."""
+        """Return the float64 answer and its budget. Raise `TransparityError` if the recorded program and a plain call
+        give different answers."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]

@@ -124,7 +124,8 @@ MEANINGS: Mapping[str, Meaning] = {
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code of `jax.nn` functions to PyTorch functions, with each possible axis or approximation."""
+    """Map the code of each `jax.nn` function to a function of the input, which returns possible equivalents in
+    PyTorch."""
     import jax
     from torch.nn import functional as F
 

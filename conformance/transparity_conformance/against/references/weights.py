@@ -1,5 +1,6 @@
-"""Find the port's tensor for each tensor of the reference, by loading weights into the port and comparing values. A
-choice is one tensor of the port, a part of a fused tensor, or several tensors that the reference fuses."""
+"""Find the port's tensor for each tensor of the reference: load weights into the port, and compare the values that the
+port computes. A choice is one tensor of the port, a part of a fused tensor, or several tensors that the reference
+fuses."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Choice:
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """Return the module of each place, and the number of the part in its tensor."""
+        """Return (module, number of the part) for each place, such as ("attention", 2) for the third part of a fused
+        tensor."""
         parts = ((each.name, each.part or (0, 1)) for each in self.places)
         return tuple((name.rpartition(".")[0], start // (end - start)) for name, (start, end) in parts)
 
@@ -91,7 +93,7 @@ Choices = dict[str, Choice]
 class Paired:
     choices: Choices
     confirmed: frozenset[str] = frozenset()
-    """The reference's tensors whose choice makes the port compute the same values."""
+    """The tensors of the reference with a confirmed choice: the port computes the same values with this choice."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value) for name, value in port.items()}
@@ -139,7 +141,8 @@ def paired(
 
 
 def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
-    """Map tensors to fused tensors whose parts differ in size, so that each part's range depends on the order."""
+    """Map tensors to their fused tensors, if the parts of a fused tensor differ in size. The order of the parts then
+    changes each part's range."""
     owned = [(name, each, place) for name, each in choices.items() for place in each.places]
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
@@ -179,7 +182,8 @@ def _regroups(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 def _as_parts(
     name: str, own: tuple[int, ...], whole: tuple[int, ...], axes: tuple[int, ...]
 ) -> Iterator[tuple[int, int, Place]]:
-    """Yield (axis, size, place) for each axis along which a tensor of the port may be a part of the tensor `whole`."""
+    """Yield (axis, size on this axis, place) for each axis along which a tensor of the port may be a part of the tensor
+    `whole`."""
     if len(own) == len(whole) and (axis := _axis_of(part := _turned(own, axes), whole)) is not None:
         yield axis, part[axis], Place(name, axes)
     for axis, count in itertools.product(range(len(whole)), (2, 3)):
@@ -231,7 +235,8 @@ class _Search:
         return sorted(found, key=lambda choice: -min(_similarity(name, place.name) for place in choice.places))
 
     def _places(self, name: str, axes: tuple[int, ...], whole: str) -> Iterator[Choice]:
-        """Yield the whole tensor, and parts of the tensor if other tensors of the module fit the rest."""
+        """Yield the port's tensor `whole`, or a part of this tensor if other tensors of the module fit into the
+        rest."""
         shape, own = _turned(self.theirs[name].shape, axes), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, axes),))
@@ -301,8 +306,8 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice, if possible in the
-        module of a tensor beside it."""
+        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice. Prefer modules of
+        the port that already hold tensors of the same reference module."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
         modules = defaultdict[str, set[str]](set)
         for name in [*choices, *(each for each in self.theirs if each not in choices)]:
@@ -321,8 +326,8 @@ class _Search:
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
-        """Return `now` with the choices `wanted`. Tensors that lose their choice get another choice; the choices of
-        `fixed` do not change. Return None if a tensor gets no choice."""
+        """Return `now` with the choices `wanted`. If a choice in `now` overlaps `wanted`, the tensor gets another
+        choice; the choices of `fixed` do not change. Return None if a tensor gets no choice."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:
@@ -351,7 +356,7 @@ class _Search:
         return roots - self.program.given.keys()
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port computes a step's value, or all parts into which later steps split it."""
+        """Return whether the port computes a step's value, or all parts into which later steps split this value."""
         # The mean of a `native_layer_norm`, which is another output, does not depend on the weight.
         compared = step.outputs if short(step) in PARTS else (step.output,)
         if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in compared):

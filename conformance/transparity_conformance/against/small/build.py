@@ -146,11 +146,12 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 SMALL = 0.01
 """The factor of small weights. The mean square in a norm is then about 1e-4, so that an epsilon of 1e-6 changes the
-result by 0.5 %. With the usual weights, the change is less than rounding."""
+result by 0.5 %. With weights of the usual size, rounding hides this change."""
 
 
 def shrink(model: torch.nn.Module) -> torch.nn.Module:
-    """Multiply all learned parameters by `SMALL`, except parameters around another number than 0."""
+    """Multiply each learned parameter by `SMALL`, except a parameter whose mean exceeds its standard deviation, such as
+    a norm's weight near 1."""
     with torch.no_grad():
         for each in model.parameters():
             if each.requires_grad and each.numel() > 1 and each.mean().abs() < each.std():

@@ -65,7 +65,8 @@ def mapped(value: Any, function: Callable[[int], int]) -> Any:
 
 
 PREFIX, LONGEST = 6, 16
-"""The largest number of layers to keep: `PREFIX` if the first layers include each kind twice, otherwise `LONGEST`."""
+"""The largest number of layers in a small model: `PREFIX` if the first layers contain two layers of each kind,
+otherwise `LONGEST`."""
 
 OF_LAYERS = ("layers", "depths", "period", "first", "last", "place", "places")
 """The kinds of fields that count, list or locate layers; `depths` may count the layers of each stage."""
@@ -129,7 +130,7 @@ class Layers:
         return list(zip(*rows, strict=True))
 
     def is_pattern(self, name: str, value: Any, count: int) -> bool:
-        """Return whether a list names the kinds of the first of `count` layers, and repeats over the others."""
+        """Return whether a list has the kinds of the first layers, and repeats for the other of the `count` layers."""
         is_of_layers = are_names(value) and re.search("layer|block", name) is not None
         return is_of_layers and len({*value}) > 1 and len(value) < count
 
@@ -141,7 +142,8 @@ class Layers:
 
 
 LONGEST_PERIOD = 4
-"""Even periods are halved to at most this number, so that 8 layers contain each kind twice."""
+"""The checker halves a larger period of layers as long as the period is even, so that 8 layers contain each kind
+twice."""
 
 
 def shorter(period: int) -> int:
@@ -151,8 +153,9 @@ def shorter(period: int) -> int:
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the indices of two layers of each kind, at most `LONGEST`. Keep only the first `PREFIX` layers if these
-    layers suffice. Repeat a kind's only layer if the model has more than two layers."""
+    """Return the indices of two layers of each kind, at most `LONGEST`. If the first `PREFIX` layers contain two layers
+    of each kind, use only these layers. If a kind has only one layer, repeat its index, except in models of one or two
+    layers."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

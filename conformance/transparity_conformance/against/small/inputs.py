@@ -35,8 +35,9 @@ MAIN = ("input_ids", *MEDIA, "inputs")
 
 
 def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return random arrays that the model accepts, the main input first; try several layouts. A decoder with an encoder
-    gets two tokens fewer than `length`. The last two tokens of the last row are padding if the model takes a mask."""
+    """Return random arrays that the model accepts, after trying several layouts; the main input comes first. A decoder
+    with an encoder gets two tokens fewer than `length`. The last two tokens of the last row are padding if the model
+    takes a mask."""
     failure: Exception = TypeError(f"The {type(model).__name__} accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):
@@ -192,8 +193,8 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield text with an image or a sound. The text starts with one placeholder token for each feature vector, or
-        has as many tokens as there are feature vectors."""
+        """Yield inputs with an image or a sound. The text starts with one placeholder token for each feature vector, or
+        consists of one random token for each feature vector."""
         for name, (method, tokens) in FEATURES.items():
             if name not in self.names or (extract := self._method(method)) is None:
                 continue

@@ -28,12 +28,13 @@ HEAD, NARROWEST, HEADS, LABELS = 24, 32, 16, 7
 """The head size, the smallest shrunk width, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with at least this id move to the end of the small vocabulary, which random texts do not use."""
+"""Special tokens with at least this id get ids at the end of the small vocabulary; random texts do not use these
+ids."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Words that mark fields about the heads of a mixer other than attention."""
+"""Words in the names of fields that describe the heads of a mixer other than attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
@@ -130,7 +131,8 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that is a multiple of the head counts and differs from other small widths."""
+        """Return a multiple of the head counts that differs from the other small widths, but is at most the original
+        width."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -220,7 +222,7 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation between heads × head size and widths, which shrinking may have broken."""
+        """Restore the relation between widths and heads × head size, because shrinking may have broken the relation."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -246,7 +248,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Lower the length at which positions are scaled, so that short texts are scaled, too."""
+        """Lower the length from which the model scales positions, so that the scaling also applies to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]

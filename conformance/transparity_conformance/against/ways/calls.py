@@ -1,4 +1,4 @@
-"""Compare further calls: other sizes, repeated calls, cached steps, generation and losses."""
+"""Compare calls besides one forward pass: other sizes, repeated calls, cached steps, generation and losses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare other lengths, batches and image sizes. Find the smallest wrong length; failed calls are untested."""
+    """Compare other lengths, batches and image sizes. Find the smallest wrong length; report sizes at which the port
+    fails as not tested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -142,8 +143,8 @@ def compare_small_weights(sides: Sides, probes: Mapping[str, Inputs]) -> Capabil
 
 
 def explained_best(sides: Sides, outcome: Outcome) -> Outcome:
-    """Explain the wrong answers. If they differ only slightly, first try to explain an answer with small weights that
-    differs more."""
+    """Explain the wrong answers. If the largest error is only slightly above the budget, first try small weights, with
+    which the error may be larger."""
     is_slight = bool(outcome.wrong) and outcome.worst.share < REMEASURED_WITHIN[sides.reference.dtype]
     if sides.small is None or not is_slight:
         return sides.explained(outcome)
@@ -167,7 +168,8 @@ REPEATS = Way("repeats")
 
 
 def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
-    """Repeat earlier calls in random order. A faulty port may keep state from another length, batch or mask."""
+    """Repeat earlier calls in random order, to find state that a port keeps from calls with another length, batch or
+    mask."""
     began, answers = time.monotonic(), list[Answer]()
     for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
         first = sides.called[index]
@@ -192,7 +194,8 @@ STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps, where the reference's cached steps equal its forward pass."""
+    """Compare the logits of cached steps. Skip calls in which the reference's cached steps differ from its forward
+    pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")

@@ -64,7 +64,7 @@ class Expected:
         return true, way(rounded, self.reference.given(rounded, self.inputs))
 
     def budgets(self, pairs: Sequence[tuple[Gradients, Gradients]]) -> dict[str, float]:
-        """Return the budget of each gradient, from pairs of exact and rounded gradients, of one or several models."""
+        """Return the budget of each gradient. A pair contains the exact and the rounded gradients of one model."""
         rule, ulp = RULES[self.reference.dtype], epsilon(self.reference.dtype)
         scale = max(float(np.abs(value).max(initial=0.0)) for value in pairs[0][0].values())
         return {
@@ -107,7 +107,7 @@ def _judged(
         budgets = expected.budgets([own, *neighbours])
     shares = {name: share(error, budgets[name]) for name, error in errors.items()}
     if not shares:
-        return not_compared(f"{CLAIM}: not compared, because the port has no parameter of the reference")
+        return not_compared(f"{CLAIM}: not compared, because no parameter matches the reference's parameters")
     worst = max(shares, key=lambda name: shares[name])
     claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
     if shares[worst] <= 1:
@@ -169,7 +169,8 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the lines of port and reference, and a cause if no gradient passes through a function of the port."""
+        """Return the port's line and the reference's line. Add a cause if a gradient passes through a function in the
+        reference, but not in the port."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()

@@ -90,7 +90,8 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, part: float = 1.0) -> Outcome:
-        """Find the lines and causes of wrong answers, or the first line at which repeated answers differ."""
+        """Find the lines and causes of wrong answers. If the port does not repeat its answer, report the first line at
+        which two runs differ."""
         if not outcome.wrong:
             return outcome
         first, listen = outcome.wrong[0], functools.partial(self.listened, way)
@@ -105,7 +106,8 @@ class Sides:
         return dataclasses.replace(outcome, faults=[fault])
 
     def _unsteady(self, way: Way, first: Answer) -> tuple[Cause, Callable[..., Any]] | None:
-        """Return (cause, port with another answer) if another call or build does not repeat the answer `first`."""
+        """Return a cause and a port with another answer, if a second call or a newly built port does not repeat the
+        answer `first`."""
 
         def ask_port(forward: Callable[..., Any]) -> Answer:
             call = functools.partial(self.answered, way, forward=forward)

@@ -148,7 +148,8 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the bundle's end token and parameters, which depend on another machine's rounding."""
+    """Return the request with the bundle's end token and parameters. These values depend on the rounding errors of the
+    machine that wrote the bundle."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])

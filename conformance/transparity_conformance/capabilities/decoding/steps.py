@@ -94,14 +94,14 @@ def _further_requests(forward: ForwardPass) -> dict[str, LogitsRequest]:
 
 
 def _padded(length: int) -> tuple[int, int, int]:
-    """Return the sizes of three steps for a batch with padding. The first step may start or end with padding, and the
-    later steps contain further tokens."""
+    """Return the sizes of three steps: slightly more than half of the text, one token, and all remaining tokens."""
     return length // 2 + 1, 1, length - length // 2 - 2
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Return the sizes of steps. If the text is one token longer than a threshold, the last step has one token, which
-    exceeds the threshold. Otherwise, the first step has half of the text, and the later steps have random sizes."""
+    """Return the sizes of steps. If the text is one token longer than a threshold, the last two steps have one token
+    each; only the last step exceeds the threshold. Otherwise, the first step has half of the text, and the later steps
+    have random sizes."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1
@@ -120,8 +120,8 @@ def _why_no_steps(probe: Probe, dtype: str) -> str:
 def ask_steps(port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
     """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache).
 
-    If the logits are wrong with the mask of each step's tokens, try the mask of all tokens so far. Return the logits of
-    the second trial if they are nearer to the right logits, or if the first trial raises an exception.
+    If the logits are wrong with the mask of each step's tokens, repeat all steps with the mask of all tokens so far.
+    Return the logits with the smaller error; ignore a run with an exception if the other run returns logits.
     """
     tries = [_attempted(port, key, request, masks_past=False)]
     takes_mask = "attention_mask" in request.probe.inputs and not request.probe.config.has_encoder
@@ -181,7 +181,8 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 
 
 def _notes(found: Mapping[Answered, Judged]) -> list[str]:
-    """Return a note about wrong and right steps, and a note about lengths at which rotary angles change."""
+    """Return a note that lists the wrong and the right calls, and a note about lengths at which rotary angles
+    change."""
     says: dict[bool, list[str]] = {True: [], False: []}
     lengths: dict[bool, list[int]] = {True: [], False: []}
     for answered, each in found.items():

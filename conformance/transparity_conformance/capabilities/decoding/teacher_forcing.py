@@ -160,8 +160,8 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
 def margins(request: Request) -> np.ndarray:
     """Return the smallest difference (batch,) between the scores of a kept and a dropped continuation in a beam search.
 
-    If rounding can change the sign of this difference, a port may keep the other continuation and end with a worse
-    score.
+    If rounding can change the sign of this difference, a port may keep the continuation that the reference drops, and
+    end with a worse score.
     """
     margins, beams = np.full(len(request.prompt), np.inf), request.beams or 1
 

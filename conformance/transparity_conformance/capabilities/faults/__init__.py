@@ -223,7 +223,7 @@ def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 
 
 def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip each rank's gradients by the norm of only these gradients; take replicated gradients from rank 0."""
+    """Clip the gradients of each rank by their norm on this rank only. Take replicated gradients from rank 0."""
     parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
     clipped = [
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)

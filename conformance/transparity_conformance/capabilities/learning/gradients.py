@@ -76,7 +76,7 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
     needed, free = 4 * sum(value.size for value in probe.parameters.values()), available_memory()
     too_large = f"the port's gradients need {in_bytes(needed)} of memory, but the free memory is {in_bytes(free)}"
     elsewhere = getattr(probe.parameters, "no_gradients", "")
-    too_long = "in a model of this size with experts, the reference's gradients would take too many forward passes"
+    too_long = "the model is large and has experts, so the reference's gradients would take too many forward passes"
     takes_long = probe.is_large and most_experts(probe.config)
     return why_no_loss(probe, dtype) or elsewhere or (too_large if needed > free else too_long if takes_long else "")
 
@@ -96,9 +96,9 @@ def judge_gradients(
 ) -> CapabilityResult:
     """Compare the gradients of `loss` with the gradients of the reference.
 
-    With `at_once`, or for a large model, first compare all gradients together. A missing gradient or a wrong shape is
-    an error, except for the names in `unknown`. `by_rank` has the gradients that differ between replicas, one row per
-    rank.
+    With `at_once`, or for a large model, first compare all gradients together; if they agree, skip the separate
+    comparisons. A missing gradient or a wrong shape is an error, except for the names in `unknown`. `by_rank` has the
+    gradients that differ between replicas, one row per rank.
     """
     dtype = forward.dtype
     ours = _derivatives(probe, loss, routers)
@@ -220,7 +220,8 @@ def _further_requests(forward: ForwardPass) -> Requests:
 
 
 def _longer_requests(forward: ForwardPass) -> Requests:
-    """Return the longest call of at most `POSITIONS_OF_LONGER` tokens of a model that is no wider than the probes'."""
+    """Return the longest compared call of at most `POSITIONS_OF_LONGER` tokens, if its model is not wider than the
+    first probe's model."""
     width, fits = forward.first.config.embed_dim, POSITIONS_OF_LONGER
     calls = [each for each in forward.reached if each.config.embed_dim <= width and each.lengths[-1] <= fits]
     calls = sorted((each for each in calls if not each.is_large), key=lambda each: each.lengths[-1])
@@ -374,7 +375,7 @@ GRADIENTS = Capability(
             "micro_batches",
             faults=MICRO_BATCH_FAULTS,
             is_listed=False,
-            why_not=lambda probe, dtype: "a large model is compared on one row, which cannot be split" * probe.is_large,
+            why_not=lambda probe, dtype: "a large model is compared on one row, not on micro-batches" * probe.is_large,
         ),
         _option("checkpointing", is_listed=False, further=_longer_requests),
         _option("dropout", ("checkpointing", "seed"), why_not=why_no_dropout),

@@ -163,7 +163,7 @@ def judge_dropout(
 ) -> CapabilityResult:
     """Compare derivatives of the runs along the directions of `ours`; leave out the parameters in `unknown`. Each run
     has rounding errors, so the tolerance of a difference is twice the tolerance of a gradient. The tolerance grows if
-    the port's gradients are larger than the reference's."""
+    the port's gradients are larger than the reference's gradients."""
     found = {run: ours.along(gradients) for run, gradients in runs.items()}
     expected = {each: value for each, value in ours.expected.items() if each not in unknown}
     if missing := [each for each in expected if any(each not in gradients for gradients in found.values())]:

@@ -117,7 +117,8 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
 
 
 def _clipping(config: TransformerConfig, parameters: Arrays, batch: Arrays, training: Training) -> Training:
-    """Return the training with a `max_norm` of at most half the norm of the first gradients, so that it clips them."""
+    """Return the training with a `max_norm` of at most half the norm of the first gradients, so that the first step
+    clips gradients."""
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     _, gradients = loss_and_gradients(config, exact, training=True, **batch)
     norm = math.sqrt(sum(float((each * each).sum()) for each in gradients.values()))

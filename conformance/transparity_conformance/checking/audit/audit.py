@@ -30,7 +30,8 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 def audit_loader(evidence: Evidence) -> None:
     """Audit which fields and tensors a loader reads; audit a `build` only on request. If the user requested the audit,
-    an ignored field or tensor is a divergence. With given weights, which fit only one model, skip the audit."""
+    an ignored field or tensor is a divergence. Skip the audit if the user gave parameters, which fit only one
+    configuration."""
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
     if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):

@@ -55,7 +55,7 @@ class AuditProbe(Probe):
 
     @property
     def allowed(self) -> float:
-        """Return the largest difference that rounding explains, according to all measurements so far."""
+        """Return the largest difference that rounding may cause, given all measurements of rounding so far."""
         noise = max(self.oracle.noise(self.dtype)["logits"], self.oracle.known_again(self.dtype))
         return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
@@ -137,7 +137,7 @@ KEPT = 4
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """Return a call whose logits show whether a port ignores the change; None if no call shows this."""
+    """Return a call in which a port that ignores the change has wrong logits; None if the logits stay right."""
     for tiny in (False, True):
         probe = probe_of(variant.config, dtype, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
@@ -147,14 +147,14 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants that make the same change, each with a call that shows the change; None if no call shows the
-change. The audit tries the second variant if the port refuses the first variant, or if the error on the first variant
-may be chance."""
+"""One or two variants with the same change. Each variant has a call in which a port that ignores the change has wrong
+logits, or None. The audit tries the second variant if the port refuses the first variant, or if the error on the first
+variant may be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return the variants of a small model, each with a call that shows whether the port ignores the variant."""
+    """Return the variants of a small model, each with a call that shows whether a port ignores the change, or None."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 

@@ -97,8 +97,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If
-    `known` contains the kinds of all tensors, return no needed tensors, because finding them takes long."""
+    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. To save
+    time, return no needed tensors if `known` contains the kinds of all tensors."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))

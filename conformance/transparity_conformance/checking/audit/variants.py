@@ -97,13 +97,14 @@ class Variant:
     name: str
     """The changed field of config.json, or the first of several changed fields."""
     value: str
-    """The new value as JSON, or `absent`. If the rotary fields have another form, the text also describes this form."""
+    """The new value as JSON, or `absent`. If the rotary fields are in the form of another version of transformers, the
+    text also names this form."""
     config: TransformerConfig
     before: TransformerConfig
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None
-    """The fields of the changed config.json; None if the exporter's config.json for `config` contains the change."""
+    """The fields of the changed config.json; None if the exporter writes the right config.json for `config`."""
     must_show: bool = True
     """Whether the audit uses the variant only if `before` and `config` have different logits."""
 
@@ -132,7 +133,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[Changed]:
     """Yield variants with another value of a field, or of several fields that change together.
 
-    `draft` returns the same fields as `write`, but does not test whether the family can express the configuration.
+    `draft` returns the same fields as `write`, without testing whether the family can express the configuration.
     """
     base = write(config)
     assert base is not None
@@ -191,7 +192,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield variants of two rotary models, with the rotary fields of transformers 4 or 5, or in an older form."""
+    """Yield variants of two rotary models. The rotary fields have the form of transformers 4 or 5, or an older form."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):

@@ -85,8 +85,8 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the wrong values by field of the configuration. If a shape depends on a
-    wrong field, or if no single field corresponds to a wrong key, return None instead of these values."""
+    """Return a fault for each wrong key, and the wrong values by field of the configuration. Return None instead of the
+    values if a wrong key changes shapes, or sets no single field."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):

@@ -65,8 +65,8 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return by how much numbers with a shared scale violate their order in `right`, which rounding to one grid
-    preserves. Numbers that are equal in `right` may have any order."""
+    """Return by how much numbers with a shared scale violate their order in `right`. Rounding to one grid preserves
+    this order. Numbers that are equal in `right` may have any order."""
     if kind not in BITS:
         return 0.0
     size, worst = OF_16.get(kind, 32), 0.0

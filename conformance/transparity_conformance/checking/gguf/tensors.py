@@ -27,8 +27,8 @@ SAYS = {
     "gguf-transposed": "the matrix is transposed",
     "gguf-tensor-swapped": "the tensor has the values of {other}",
     "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's tensor",
-    "gguf-disorder": "the values of a block rank in another order than in the checkpoint: the file is damaged, "
-    "or comes from other weights",
+    "gguf-disorder": "sorted by size, a block's numbers have another order than in the checkpoint: the file "
+    "is damaged, or comes from other weights",
 }
 
 
@@ -39,7 +39,7 @@ class Compared:
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """The tensors as llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
-    """The tensors after all known conversion mistakes are undone. Their quantization stays the same."""
+    """The tensors after all known conversion mistakes are undone, but with all quantization errors."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     """The worst block of each tensor: its error, and the step of the tensor's type."""

@@ -43,10 +43,10 @@ class Part:
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function that extracts, from an array of the reference, the part that the port's result contains."""
+    """A function that returns the part of a reference array which the port's result contains."""
     read: Read = lambda theirs, shape: theirs
     """A function that arranges the port's result like the reference's array, given this array's shape. The function
-    raises `OtherForm` or `ValueError` for a result in another arrangement."""
+    raises `OtherForm` or `ValueError` if the port's result has no such arrangement."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much the reference's logit of each returned token is below the largest logit at its position."""
+    """For each returned token, return the reference's largest logit at the position minus the reference's logit of the
+    token."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -160,9 +161,12 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None if they have the shape of the logits, or if the model has one output
-    per row. Prefer a form whose values agree, then a form of logits, then the form with the smallest error. If the
-    values are wrong in every form, return a form of logits, or a form with the axes of logits."""
+    """Return the form of a port's results. Return None if the results have the shape of the logits, or if the model has
+    one output per row.
+
+    Prefer a form in which the results are right, then a form of logits, then the form with the smallest error. If the
+    results are wrong in every form, return only a form of logits, or a form with the axes of logits.
+    """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]
@@ -204,7 +208,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 
 
 class _InForm:
-    """A built port whose results are converted to logits. All other attributes are the port's own."""
+    """A built port whose results are converted to logits. All other attributes are attributes of the original port."""
 
     def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config

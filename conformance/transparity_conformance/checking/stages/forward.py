@@ -119,8 +119,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the reference, and find causes and lines. If the causes contradict the matches of
-    operations and taps, match the operations again, given the causes."""
+    """Compare the results with the reference, and find causes and lines of code. If the causes contradict the recorded
+    matches of operations and taps, match the operations again with the causes in the reference."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -193,7 +193,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Report the form of the results as the first divergence."""
+    """Report results that are not logits as the first divergence, with the form of the results as the cause."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -310,8 +310,9 @@ def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether the faults `told` change the logits of a probe, although the port is right on all probes. For
-    example, an additional key of zeros acts like an attention sink, but a port may pad keys only at some lengths."""
+    """Return whether the faults `told` change the logits of a probe. The port is right on all probes, so such faults
+    explain only other lengths. For example, a port may pad keys with zeros, which act like an attention sink, only at
+    some lengths."""
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):
             wrong = walk(probe, {}, told, until="logits")["logits"]

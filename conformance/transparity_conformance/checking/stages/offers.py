@@ -87,10 +87,10 @@ def _without_masks(reached: list[ReachProbe], forward: Any) -> tuple[list[ReachP
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities, or none if the forward pass has a lower precision than declared."""
+    """Compare all capabilities; compare none if the forward pass only has a lower precision than declared."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
-        says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
+        says = f"not compared, because a known fault of the forward pass affects this method: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
     left_out = {"loss_and_gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
     return compare_capabilities(port, forward, CAPABILITIES.values(), left_out, report.verdict)
@@ -130,7 +130,8 @@ def compare_history(
 
 
 Again = Callable[[], Divergence]
-"""A function that repeats a claim's requests, and returns a fault not yet reported, or a divergence with error 0."""
+"""A function that repeats the requests of a claim. The function returns a new fault or, if there is none, a divergence
+with the error 0."""
 
 
 def _requests(

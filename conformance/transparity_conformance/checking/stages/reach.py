@@ -81,7 +81,7 @@ def leave_out_all(evidence: Evidence) -> None:
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """Return a model to call with an attention mask; no model if the loaded model does not accept a mask."""
+    """Return a model for calls with an attention mask; return () if the loaded model takes no mask."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()

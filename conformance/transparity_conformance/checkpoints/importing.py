@@ -30,7 +30,7 @@ AS_THEY_ARE = (np.asarray, np.transpose)
 """Conversions that do not copy, so that a matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names in a remark. Published checkpoints need fewer names."""
+"""The largest number of names in a remark."""
 
 
 class InFolder(dict[str, Any]):
@@ -112,7 +112,7 @@ class Opened:
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Return the parameters with these names, and the names of the tensors that contain them.
+        """Return the parameters called `names`, and the names of their tensors.
 
         Raise `CheckpointError` if a tensor is missing, has a wrong shape or dtype, or differs from its copy.
         """
@@ -203,7 +203,6 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Split `quantization_config` off the fields; for an unknown form of this field, return all fields and None."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))

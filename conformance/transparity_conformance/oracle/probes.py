@@ -112,7 +112,8 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Rotate the tokens of each row, except the first row and each first token."""
+    """Return a copy in which tokens (or patches) are rotated by one position, except in the first row. First tokens
+    stay in place."""
     inputs, purpose = dict(probe.inputs), "the inputs of another probe in another order"
     for name in probe.config.input_names:
         moved = inputs[name].copy()

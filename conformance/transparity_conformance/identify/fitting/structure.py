@@ -45,7 +45,7 @@ class FeedForward(Sublayer):
 
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""The operations that reveal an attention or a recurrence."""
+"""The softmax of an attention, or the convolutions and linear maps of a recurrence."""
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:

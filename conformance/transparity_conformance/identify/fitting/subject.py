@@ -75,9 +75,9 @@ class FittedModel:
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
         self.loose: set[str] = set()
-        """Images or audio of which the model accepts any number of patches or frames."""
+        """The image or audio inputs for which the module accepts any size."""
         self.renamed: dict[str, str] = {}
-        """The previous names of inputs that are images."""
+        """The previous name of each input that turned out to be an image."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)

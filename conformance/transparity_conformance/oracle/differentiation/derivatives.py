@@ -125,7 +125,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Derivatives per forward pass: one unless each row of a batch can have its own perturbation."""
+        """The number of derivatives per forward pass; 1 if rows of a batch cannot have different perturbations."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE

@@ -137,7 +137,7 @@ class ReachModel:
     calls: list[tuple[int, tuple[int, ...]]]
     """(batch size, length of each input) of each call."""
     is_asked: bool = False
-    """Whether the model is the user's own."""
+    """Whether `config` is the configuration that the user gave."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -284,8 +284,8 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model and its calls. If another model covers lengths up to `reached`, longer calls are near a threshold
-    or a power of two. Other calls are short or have the length `RAGGED`."""
+    """Return a model and its calls. `reached` is the longest length that another model covers; beyond it, call only
+    lengths near a threshold or a power of two. In this case, all other calls are short or have the length `RAGGED`."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}

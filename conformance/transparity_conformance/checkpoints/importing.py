@@ -124,7 +124,7 @@ class Opened:
             if ours not in sources:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
-                    f"{folder} has no tensor {name!r}; expected it for {ours} of the shape {shape}: a file is "
+                    f"{folder} has no tensor {name!r}; expected this tensor for {ours}, of shape {shape}: a file is "
                     "missing, or the checkpoint contains another model."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
@@ -273,7 +273,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
         if head == "classes" and found["head"] != "classes":
             ends = family.classifier.task if family.classifier else Classifier.task
             raise CheckpointError(
-                f"the head 'classes' was requested; expected architectures to name a class that ends with {ends}."
+                f"the head 'classes' was requested; expected a class in architectures whose name ends with {ends}."
             )
         found["head"] = head
     if found.get("head") in ("hidden", "pooled"):  # without the masked-language head

@@ -66,14 +66,14 @@ def consistent(
     reproduce the activation before the logits.
 
     Below, A is a matched tap, and A reads a tap B if the reference computes A directly from B. Also drop the cause at A
-    if A reads an unexplained matched tap, if an unexplained tap reads A, or if the logits are unexplained and every tap
-    that reads A lost its cause.
+    if A reads an unexplained matched tap, or if an unexplained tap reads A. If the logits are unexplained, drop the
+    cause at A if all taps that read A lost their causes.
 
     Drop an unexplained divergence at A if A reads a matched tap that has no cause or lost its cause. Drop an explained
     divergence at A if, in the reference with all causes, no tap reads A.
 
-    If some tap is unexplained, also drop a divergence that lost its cause if another tap has the same value, or if its
-    tap reads an unexplained matched tap.
+    If some tap is unexplained, drop a divergence that lost its cause and whose tap has the same value as another tap.
+    Also drop a divergence that lost its cause if its tap reads an unexplained matched tap.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
@@ -117,8 +117,9 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """If some matched taps are unexplained, keep only those of the first such layer. Keep all divergences if the logits
-    are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps explain the logits."""
+    """Among unexplained matched taps, keep only the taps of the first layer that has any. Keep all divergences if the
+    logits are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps explain the
+    logits."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)

@@ -37,7 +37,7 @@ __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 Located = Callable[[Report], None]
 """A function to which the report on a wrong port is passed before the search for causes."""
 
-IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
+IN_FORM = "{tap} differs from the reference, but no later activation does: the port computes an equivalent form"
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 

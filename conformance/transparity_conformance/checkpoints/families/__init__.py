@@ -4,22 +4,20 @@ names.
 A table with a `model` is a family; other tables have rows that several families share. The keys of a table are fields
 of `Family`, and the keys below. The text "null" stands for null.
 
-- `like`: the name of a base table, whose rows this table inherits.
-- `without`, `without_tensors`: rows of the base table, and patterns of tensor names, to leave out.
-- `defaults`: new defaults for fields of the base table.
-- `fields`: a row for each field of config.json, which is the name of our field, a kind in `rows.KINDS`, or a `codec`.
-- `modules`: the names of layers and norms, each with a weight and a bias.
-- `tensors`: the names of single tensors.
-- `tokens`: the defaults of the special tokens.
-- `sizes`: a name in the table `[sizes]`, whose sizes the `example` also has.
-- `classifier`: the NAME of a table `[classifiers.NAME]` with fields of `Classifier`.
+`like` is the name of a base table, whose rows this table inherits. `without` and `without_tensors` list rows of the
+base table, and patterns of tensor names, to leave out. `defaults` has new defaults for fields of the base table.
 
-The functions `read_CODEC` and `write_CODEC` convert all fields with the same `codec` together; `given` has further
-arguments of `read_CODEC`. The codec `rope` also reads all rotary fields. The codec `by_tensors` also gets the names of
-all tensors, and each of its fields needs a default.
+`fields` has a row for each field of config.json: the name of our field, a kind in `rows.KINDS` with its arguments, or a
+`codec`. The functions `read_CODEC` and `write_CODEC` convert all fields with the same `codec` together. `given` has
+further arguments of `read_CODEC`. The codec `rope` also reads all rotary fields. The codec `by_tensors` also gets the
+names of all tensors, and each of its fields needs a default.
 
-In the name of a tensor, `{i}` is the number of a layer, `{e}` the number of an expert, and `{stack}` the encoder or the
-decoder.
+`modules` has the names of layers and norms, each with a weight and a bias. `tensors` has the names of single tensors.
+In a name, `{i}` is the number of a layer, and `{e}` the number of an expert. A name with `{stack}` stands for both
+stacks.
+
+`tokens` has the defaults of the special tokens. `sizes` is a name in the table `[sizes]`, whose sizes the `example`
+also has. `classifier` is the NAME of a table `[classifiers.NAME]` with fields of `Classifier`.
 """
 
 import functools

@@ -111,7 +111,8 @@ class Family:
     always: Fields
     """The `TransformerConfig` fields that are equal in all models of the family."""
     rows: Sequence[FieldRow]
-    """The rows for the fields of config.json. If several rows set a field, the last row without `ours` wins."""
+    """The rows for the fields of config.json. If several rows set the same `TransformerConfig` field, the last row
+    without `ours` decides."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """For fields of config.json that are only partly supported, the supported values."""
     unneeded: Collection[str] = ()

@@ -48,7 +48,7 @@ class Coherent:
     def says(self) -> str:
         return (
             f"the logits are within the budget, but their error contains {self.coefficient:.3g} × the effect of a "
-            f"fault ({self.hypothesis.fault.description}), which is {self.excess:.3g} × as much as rounding explains"
+            f"fault ({self.hypothesis.fault.description}): {self.excess:.3g} × as much as rounding explains"
         )
 
 

@@ -139,7 +139,6 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed an activation, alone or added to the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)

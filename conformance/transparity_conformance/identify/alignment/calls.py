@@ -198,8 +198,8 @@ def first_source(operations: Sequence[Operation], indices: Iterable[int]) -> Sou
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap from which the operations `parting`, which differ between two calls, follow; "" if
-    there is none."""
+    """Return the last right tap on which the operations `parting` depend, or "". These operations differ between two
+    calls."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

@@ -106,8 +106,8 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
-    """Return the operation that reads or makes the input of an omitted operation, with the stack from the innermost
-    function that makes and uses this input. Usually this is the earlier operation."""
+    """Return the operation before an omitted operation, or the operation after it. The returned stack starts in the
+    function that calls both."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)

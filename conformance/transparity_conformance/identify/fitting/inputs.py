@@ -190,7 +190,7 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
 BATCH = 3
 
 NO_IMAGES = "The module takes images, but no parameter maps square patches; expected a kernel or a matrix."
-NO_FRAMES = "The module takes frames of audio, but it lacks two successive convolutions over time of width 3."
+NO_FRAMES = "The module takes frames of audio, but has no two successive convolutions over time of width 3."
 
 
 def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:

@@ -59,7 +59,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: Mapping[str, Scores])
         if "layer_types" in found.fields:  # some layers are recurrences
             if len(windowed) < len(own):
                 raise FitError(
-                    "Layers differ both in their windows and in having a recurrence; expected one kind of difference."
+                    "Some layers have a recurrence, and some attentions no window; expected one of these differences."
                 )
             for fields in found.fields["layer_overrides"].values():
                 fields["sliding_window"] = None

@@ -155,8 +155,8 @@ def _is_clipped(step: np.ndarray, bounded: np.ndarray) -> bool:
 def _assigned(
     one: Recurrence, columns: Columns, convolved: list[int], rates: _Rates, values: Arrays
 ) -> Iterator[_Reading]:
-    """Yield every assignment of the other features and vectors to roles. Beta is before or after the gate in a gated
-    delta network; Mamba-2 has a skip vector instead."""
+    """Yield every assignment of the remaining features and vectors to roles. In a gated delta network, these features
+    are the gate, with beta before or after it. In Mamba-2, they are only the gate, and a vector is the skip."""
     heads, wide = rates.step.shape[2], one.maps["output"].weight.shape[1]
     left = columns.without(convolved, rates.features)
     betas, mixer, skips = [left[-heads:], left[:heads]], "gated-delta", [""]

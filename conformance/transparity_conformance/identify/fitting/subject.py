@@ -22,12 +22,12 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.isolation import RemotePort
 
 SPREAD = 0.3
-"""The deviation of a vector's random elements around its mean initial value, clipped to ±1. Initial values of a
-recurrence would give short time steps, which hardly change its states."""
+"""The standard deviation of a vector's random elements. Their mean is the mean of the initial values, clipped to ±1.
+Without clipping, the initial values of a recurrence would give time steps so short that its states hardly change."""
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""The loop in a model's code. `batch second` means no loop, and the axes (positions, rows, …)."""
+"""How a model's code loops. `batch second` means no loop, but the axes (positions, rows, …)."""
 
 KERNEL = 4
 

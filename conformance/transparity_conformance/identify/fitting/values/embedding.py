@@ -75,7 +75,7 @@ def embedding(heard: RecordedCall, tokens: np.ndarray, types: np.ndarray | None,
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""The sum of embeddings and positions, the factor of the embeddings, and the positions."""
+"""(sum of the embeddings and positions, factor of the embeddings, positions)."""
 
 
 def positioned(plain: Embedding, sums: Iterator[Sum], others: Arrays) -> Embedding | None:

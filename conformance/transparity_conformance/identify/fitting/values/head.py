@@ -52,7 +52,6 @@ class Head:
     fields: Mapping[str, Any]
     maps: Mapping[str, Linear] = field(default_factory=dict)
     norm: Norm | None = None
-    """The norm of a transform."""
 
     @property
     def kind(self) -> str:

@@ -1,4 +1,20 @@
-"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments."""
+"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments.
+
+`consistent` drops causes and divergences that may come from operations matched with the wrong tap, by these rules. Run
+the reference with all causes, and with the port's values at unexplained taps. If the run does not reproduce the port's
+logits, drop the causes at matched taps and at the logits. If the logits are unexplained, the run must reproduce the
+activation before the logits.
+
+Below, A is a matched tap, and A reads a tap B if the reference computes A directly from B. Also drop the cause at A if
+A reads an unexplained matched tap, or if an unexplained tap reads A. If the logits are unexplained, drop the cause at A
+if all taps that read A lost their causes.
+
+Drop an unexplained divergence at A if A reads a matched tap that has no cause or lost its cause. Drop an explained
+divergence at A if, in the reference with all causes, no tap reads A.
+
+If some tap is unexplained, drop a divergence that lost its cause and whose tap has the same value as another tap. Also
+drop a divergence that lost its cause if its tap reads an unexplained matched tap.
+"""
 
 from __future__ import annotations
 
@@ -59,22 +75,7 @@ def explain_all(
 def consistent(
     answer: Answer, results: Results, divergences: Sequence[Divergence], explained: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop causes and divergences that may come from operations matched with the wrong tap.
-
-    Run the reference with all causes, and with the port's values at unexplained taps. If the run does not reproduce the
-    port's logits, drop the causes at matched taps and at the logits. If the logits are unexplained, the run must
-    reproduce the activation before the logits.
-
-    Below, A is a matched tap, and A reads a tap B if the reference computes A directly from B. Also drop the cause at A
-    if A reads an unexplained matched tap, or if an unexplained tap reads A. If the logits are unexplained, drop the
-    cause at A if all taps that read A lost their causes.
-
-    Drop an unexplained divergence at A if A reads a matched tap that has no cause or lost its cause. Drop an explained
-    divergence at A if, in the reference with all causes, no tap reads A.
-
-    If some tap is unexplained, drop a divergence that lost its cause and whose tap has the same value as another tap.
-    Also drop a divergence that lost its cause if its tap reads an unexplained matched tap.
-    """
+    """Drop causes and divergences that may come from wrong matches, by the rules in the docstring of this module."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -108,7 +108,7 @@ def _read_sublayers(found: FoundFields, parts: Parts) -> None:
     found.read_names("gated", "feed_forward_bias", *(["router_bias"] if experts else []))
     if experts and (forwards or any(each.fields != experts[0].fields for each in experts)):
         raise ForeignError(
-            "The experts differ between layers, or some layers have none; expected equal fields of experts in all layers."
+            "The experts differ between layers, or some layers have none; expected equal experts in every layer."
         )
 
 

@@ -276,7 +276,7 @@ def test_fields_that_would_change_numbers_are_refused(what: str, saved: Callable
 def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     name, weights = "model.layers.1.mlp.up_proj.weight", tmp_path / "model.safetensors"
     for value, message in (
-        (GONE, f"{tmp_path} has no tensor 'layers.1.mlp.up_proj.weight'; expected it for"),
+        (GONE, f"{tmp_path} has no tensor 'layers.1.mlp.up_proj.weight'; expected this tensor for"),
         (np.zeros((16, 22), np.float32), f"{name!r} of {weights} has the shape (16, 22)"),
         (np.zeros((22, 16), np.int8), f"{name!r} of {weights} has the dtype I8; expected one of F32"),
         (

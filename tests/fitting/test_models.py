@@ -243,7 +243,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "some experts": (
         lambda: of_hub("Qwen3-MoE", mlp_only_layers=[0]),
         FitError,
-        "Layers differ in the fields of their experts, or some have no experts",
+        "The experts differ between layers, or some layers have none",
     ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
     "wide queries": (

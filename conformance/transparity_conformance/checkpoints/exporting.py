@@ -1,4 +1,5 @@
-"""Write models as Hugging Face folders, with the same tables as `importing`; edit such folders to test loaders."""
+"""Write models as Hugging Face folders, by the tables with which `importing` reads; edit written folders to test
+loaders."""
 
 import dataclasses
 import json
@@ -68,7 +69,8 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of model.safetensors; `with_computed` adds tensors that the reference computes."""
+    """Return the tensors of model.safetensors; `with_computed` includes tensors such as sinusoids, which `transformers`
+    can compute."""
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -104,7 +106,7 @@ def drafted(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration that an import finds in a folder with these `fields` and all tensors of `config`."""
+    """Import `fields` as config.json, together with the names of all tensors of `config`; return the configuration."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
@@ -145,7 +147,6 @@ def explicit(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _by_layer(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that may differ between layers, each as a single value, or as a list of one value per layer."""
     layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
     for name in PER_LAYER:

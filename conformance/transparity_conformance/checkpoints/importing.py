@@ -30,7 +30,7 @@ AS_THEY_ARE = (np.asarray, np.transpose)
 """Conversions that do not copy, so that a matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names in a remark. Published checkpoints need fewer names."""
+"""The largest number of names in a remark."""
 
 
 class InFolder(dict[str, Any]):
@@ -112,7 +112,7 @@ class Opened:
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Return the parameters with these names, and the names of the tensors that contain them.
+        """Return the parameters called `names`, and the names of their tensors.
 
         Raise `CheckpointError` if a tensor is missing, has a wrong shape or dtype, or differs from its copy.
         """
@@ -124,7 +124,7 @@ class Opened:
             if ours not in sources:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
-                    f"{folder} has no tensor {name!r}; expected it for {ours} of the shape {shape}: a file is "
+                    f"{folder} has no tensor {name!r}; expected this tensor for {ours}, of shape {shape}: a file is "
                     "missing, or the checkpoint contains another model."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
@@ -203,7 +203,6 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Split `quantization_config` off the fields; for an unknown form of this field, return all fields and None."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -274,7 +273,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
         if head == "classes" and found["head"] != "classes":
             ends = family.classifier.task if family.classifier else Classifier.task
             raise CheckpointError(
-                f"the head 'classes' was requested; expected architectures to name a class that ends with {ends}."
+                f"the head 'classes' was requested; expected a class in architectures whose name ends with {ends}."
             )
         found["head"] = head
     if found.get("head") in ("hidden", "pooled"):  # without the masked-language head

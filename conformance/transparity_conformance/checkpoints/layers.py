@@ -27,7 +27,7 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 
 ROWS, LENGTH = 4, 64
-"""The rows and positions of the random tokens from which the inputs of all layers are computed."""
+"""The shape of the random tokens from which the inputs of all layers are computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class Piece:
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
     """Yield the parts of a checkpoint as models: first the embedding with the head, then each layer.
 
-    Large embeddings and heads are split into blocks of tokens, each about as large as a layer. `opened` must have
-    one stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all layers.
-    Raise `CheckpointError` if a layer does not exist, or if it cannot become a separate model.
+    Large embeddings and heads are split into blocks of tokens, each about as large as a layer. `opened` must have one
+    stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all layers.
+    Raise `CheckpointError` for a missing layer, and for a model that cannot be split into layers.
     """
     config = opened.config
     _check_has_pieces(opened)

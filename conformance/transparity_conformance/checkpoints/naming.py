@@ -42,12 +42,14 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the entry for parameters that the file stacks along the first axis; `rows` has their numbers of rows."""
+    """Return the entry for parameters that the file stacks along the first axis; `rows` maps each parameter to its row
+    count."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the entry for parameters that the file interleaves by group; `rows` has their rows per group."""
+    """Return the entry for parameters that the file interleaves by group; `rows` maps each parameter to its row count
+    per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 
@@ -77,7 +79,7 @@ def fused(
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """Return the parameters in each tensor of `names`; leave out tensors that the table does not contain."""
+    """Return the parameters that each tensor in `names` contains, for the tensors that `table` has."""
     bare = {name: without_prefix(name, prefixes) for name in names}
     matched = _matches(bare.values(), table)
     found = {}
@@ -119,7 +121,6 @@ Match = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def _entries(parameters: Iterable[str], table: Table) -> dict[str, Match]:
-    """Return the first entry of the table for each parameter, as the name of its tensor."""
     tensors: dict[str, str] = {}
     for theirs, stored in table.items():
         for ours, _ in _as_parts(stored):
@@ -128,7 +129,6 @@ def _entries(parameters: Iterable[str], table: Table) -> dict[str, Match]:
 
 
 def _matches(names: Iterable[str], patterns: Iterable[str]) -> dict[str, Match]:
-    """Return the first pattern that each name matches; leave out other names."""
     alike: dict[str, list[str]] = {}
     for pattern in patterns:
         alike.setdefault(_unnumbered(pattern), []).append(pattern)
@@ -142,7 +142,6 @@ def _matches(names: Iterable[str], patterns: Iterable[str]) -> dict[str, Match]:
 
 @functools.cache
 def _unnumbered(name: str) -> str:
-    """Replace numbers and placeholders by 0, so that a pattern becomes equal to all names that match it."""
     return re.sub(r"(\d|\{[ie]\})+", "0", name)
 
 

@@ -141,7 +141,6 @@ def _opened(path: Path) -> Iterator[Any]:
 def _float8(
     found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None
 ) -> Callable[[slice], np.ndarray] | None:
-    """Return a function that reads rows of a float8 matrix; None for another dtype."""
     dtype, shape = found.get_dtype(), tuple(found.get_shape())
     if dtype not in FLOAT8:
         return None

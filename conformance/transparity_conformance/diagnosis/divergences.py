@@ -1,17 +1,19 @@
 """Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments.
 
-The checker may have matched operations of the port with wrong taps. `consistent` therefore runs the reference with all
-causes, and with the port's values at unexplained taps. The run must reproduce the port's logits or, if the logits are
-unexplained, the value before the logits. Otherwise, `consistent` drops the causes at matched taps and at the logits.
+`consistent` drops causes and divergences that may come from operations matched with the wrong tap, by these rules. Run
+the reference with all causes, and with the port's values at unexplained taps. If the run does not reproduce the port's
+logits, drop the causes at matched taps and at the logits. If the logits are unexplained, the run must reproduce the
+activation before the logits.
 
-Below, A is a matched tap, and A reads a tap B if the reference computes A directly from B. `consistent` also drops the
-cause at A if A reads an unexplained matched tap, or if an unexplained tap reads A. If the logits are unexplained,
-`consistent` also drops the cause at A if all taps that read A have dropped causes.
+Below, A is a matched tap, and A reads a tap B if the reference computes A directly from B. Also drop the cause at A if
+A reads an unexplained matched tap, or if an unexplained tap reads A. If the logits are unexplained, drop the cause at A
+if all taps that read A lost their causes.
 
-`consistent` drops an unexplained divergence at A if A reads a matched tap without a cause or with a dropped cause.
-`consistent` drops an explained divergence at A if no tap reads A in the reference with all causes. If some tap is
-unexplained, `consistent` drops a divergence with a dropped cause if another tap has the same value. `consistent` also
-drops this divergence if A reads an unexplained matched tap.
+Drop an unexplained divergence at A if A reads a matched tap that has no cause or lost its cause. Drop an explained
+divergence at A if, in the reference with all causes, no tap reads A.
+
+If some tap is unexplained, drop a divergence that lost its cause and whose tap has the same value as another tap. Also
+drop a divergence that lost its cause if its tap reads an unexplained matched tap.
 """
 
 from __future__ import annotations
@@ -45,7 +47,6 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""A function of a stage's name, and the numbers of finished and of all steps."""
 
 
 def explain_all(
@@ -108,7 +109,7 @@ def consistent(
 
 
 def _before_logits(answer: Answer, results: Results) -> str:
-    """Return the only matched activation from which the reference computes the logits directly, or ""."""
+    """Return the matched tap from which the reference computes the logits directly; "" unless there is exactly one."""
     taps = [tap for tap in answer.found if tap in next(iter(results.values())).recorded]
     before = [tap for tap in taps if "logits" in fed_by(tap, results)]
     return before[0] if len(before) == 1 else ""
@@ -117,9 +118,9 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences at matched taps, except in the first layer that has such a divergence. Keep all
-    divergences if the logits are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps
-    explain the logits."""
+    """Among unexplained matched taps, keep only the taps of the first layer that has any. Keep all divergences if the
+    logits are unexplained, a shape is wrong, or the causes and the port's values at unexplained taps explain the
+    logits."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -149,8 +150,6 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences, explained by the combination that leaves the fewest taps wrong. Return () if a tap stays
-    wrong that was not matched by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -184,7 +183,6 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield subsets of `told`: each fault, the faults at `tap`, combinations of up to `DEEPEST` ids, and all faults."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())
@@ -194,7 +192,6 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return combinations in `others`, or their single faults, that need as many faults as `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -217,7 +214,6 @@ class _BySegment:
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
         self.joint: dict[str, Explanation] = {}
-        """The explanations of sublayers."""
         self.known: Combination = ()
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
@@ -266,7 +262,8 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain a tap's sublayer as one segment, with the faults found in other sublayers."""
+        """Explain a tap's sublayer as one segment; the reference also has the faults that were found in other
+        sublayers."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()
@@ -306,7 +303,6 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Add the single fault of another divergence if it also causes this wrong shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:

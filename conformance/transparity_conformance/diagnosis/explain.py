@@ -29,7 +29,7 @@ class Explanation:
     chosen: Combination = ()
     indistinguishable: tuple[str, ...] = ()
     split_by: str | None = None
-    """A probe on which the causes and the faults in `indistinguishable` differ."""
+    """The name of a probe on which the causes and a fault in `indistinguishable` give different results."""
     remains: bool = False
     """Whether the causes leave a difference on some probes."""
 
@@ -43,8 +43,8 @@ def explain(
     clock: Clock,
     deepest: int = DEEPEST,
 ) -> Explanation:
-    """Find at most `deepest` faults at the taps `sites`, in addition to `known`, that explain `segment`. Probes in
-    `others` may distinguish equal causes. Try the faults of `earlier` segments first."""
+    """Find at most `deepest` faults at the taps `sites`, in addition to `known`, that explain `segment`. Try the faults
+    of `earlier` segments first. If several causes fit, look in `others` for a probe that distinguishes them."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
@@ -71,7 +71,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return the first of several equally good combinations as an explanation."""
+    """Return an explanation with the first combination in `found`; all combinations fit equally well."""
     chosen, *rest = [where_it_acts(segment, known, each) for each in found]
     screen = screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
@@ -95,7 +95,7 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop leading combinations that make a right segment wrong, unless all do."""
+    """Drop combinations before the first combination that makes no right segment wrong, if any."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -171,7 +171,6 @@ def _begins(applied: Combination, screen: Probe) -> str:
 
 
 def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Append the other numbers or variants of the fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     told = [_other(fault, each) for each in alike if each.id == fault.id]
@@ -193,7 +192,8 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which combinations differ by more than the budget, or only one is possible."""
+    """Return the first probe on which `chosen` and `rival` give different results, or on which only one of them can
+    run."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

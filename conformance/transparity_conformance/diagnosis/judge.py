@@ -35,9 +35,9 @@ from transparity_conformance.storage.on_disk import chosen
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""A function of the report on a wrong port, called before the search for causes."""
+"""A function to which the report on a wrong port is passed before the search for causes."""
 
-IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
+IN_FORM = "{tap} differs from the reference, but no later activation does: the port computes an equivalent form"
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -172,8 +172,8 @@ def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]
 
 
 def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
-    """Return the divergences and the first wrong tap of a port whose operations were matched by value. End-to-end
-    errors do not show this tap, because features may have another order."""
+    """Return the divergences with an effect, and the first wrong tap. Comparing whole runs would not find this tap,
+    because the port's features may have another order."""
     told = with_effect(divergences)
     return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 

@@ -32,8 +32,8 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
-    """Return wrong taps, and taps that differ only in form. The latter are inside a sublayer with a right result. A
-    port may fold a norm's gain and bias into the next weights; the norm then differs only in form."""
+    """Return the wrong taps, and the taps that differ only in form. A tap differs only in form if it is inside a
+    sublayer with a right output. For example, a port may fold a norm's gain and bias into the next weights."""
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -56,8 +56,8 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) of each suspect that differs only in form. The reference continues with its own values at
-    suspects and at taps in `without`."""
+    """Return (probe, tap) of each suspect that differs only in form. To decide, run the reference with the port's
+    values at all taps except the suspects and the taps in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -101,7 +101,8 @@ def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return the later taps of the sublayer that carry the effect of `tap`, and the next tap in `outer`."""
+    """Return the taps that must be right if `tap` differs only in form: later taps of the attention, and the next tap
+    in `outer`."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -110,8 +111,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`. From scores, remove a constant in each row, which a port adds if it computes
-    ALiBi from the key's position."""
+    """Return the port's value at `tap`. If a port computes ALiBi from the key's position, each row of scores has an
+    additional constant; subtract this constant."""
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded
@@ -139,7 +140,7 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """Return, in order, the earlier unrecorded taps, the sublayers' outputs before `tap`, and `tap`."""
+    """Return the taps at which a fault may act that makes `tap` wrong, in order of execution; `tap` is the last."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
     # Include all unrecorded taps of the layer, because the recorded taps between them may be on another path.
@@ -212,7 +213,8 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether heads are equal in some order. If `shifted`, heads may have a factor, and rows a constant."""
+    """Return whether heads are equal in some order. With `shifted`, a head may have a factor, and each row may have an
+    additional constant."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

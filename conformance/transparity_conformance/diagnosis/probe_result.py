@@ -34,14 +34,14 @@ class ProbeResult:
     order: list[str]
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap, where no convention decides the right value."""
+    """The largest difference at each tap, without elements that depend on a convention or a near-tie."""
     everywhere: dict[str, float]
-    """The largest difference at each tap, also where a convention decides the right value."""
+    """The largest difference at each tap, including elements that depend on a convention or a near-tie."""
     dtype: str
-    """The precision of the budgets."""
+    """The precision for which the budgets are computed."""
 
     def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
-        """Return the port's value, with elements of `ours` where a convention or a near-tie decides."""
+        """Return the port's value; elements that depend on a convention or a near-tie come from `ours`."""
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:
@@ -147,7 +147,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return a mask (batch, length), false at padding; `[True]` if the model reads its padding, or without padding."""
+    """Return a mask (batch, length) that is false at padding, or `[True]` if padding does not matter at `tap`."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask

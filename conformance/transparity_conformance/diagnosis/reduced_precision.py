@@ -23,8 +23,8 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return a reduced precision that explains all differences. `alone` has the results with only the logits, if
-    activations were matched by value."""
+    """Return a reduced precision that explains all differences. `alone` has results that compare only logits; it is
+    given if activations were matched by value."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -61,8 +61,8 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a precision whose budgets cover all errors, and which represents wrong values and logits exactly. Under
-    `torch.autocast`, norms and residuals are not in bfloat16."""
+    """Return a precision if its budgets cover all errors, and if it represents the logits and all wrong values exactly.
+    Norms and residuals need not be exact, because `torch.autocast` keeps them in float32."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -76,7 +76,7 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
-    """Return a precision that explains the logits and the first wrong activation, whose match is most reliable."""
+    """Return a precision that explains the logits and the first wrong activation of each probe."""
     found = _rounded_arithmetic(alone, dtype)
     if found is None:
         return None
@@ -105,7 +105,8 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the median share of the difference that remains; infinity beyond `LEFT_AT_WORST` on a probe."""
+    """Return the median share of the difference that remains on a probe; infinity if a share exceeds
+    `LEFT_AT_WORST`."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))
@@ -168,7 +169,6 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
-    """Return the parameters in memory as `Factors`, without parameters in files."""
     if site != PARAMETERS:
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}

@@ -39,7 +39,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """Each stack's skipped layers, and the known activations (`given`)."""
+    """The number of skipped layers of each stack, and the known activations (`given`)."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -100,7 +100,7 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """Skip as many layers before `earliest` as possible; `given` must contain the last skipped layer's output."""
+    """Skip as many layers before `earliest` as possible. The output of the last skipped layer must be in `given`."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers

@@ -27,7 +27,7 @@ class Segment:
     tap: str
     results: Mapping[str, ProbeResult]
     ranks: int = 1
-    """The port's ranks; 1 if sharding is not the cause."""
+    """The number of ranks on which the port runs; 1 if sharding cannot be the cause."""
     _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
@@ -37,7 +37,7 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the port's value is known only at this tap."""
+        """Whether the port's values are known at only one tap, such as the logits."""
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
@@ -48,7 +48,8 @@ class Segment:
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults, for reuse; None if several taps have known values."""
+        """Return a walk without faults that other walks can reuse; None if the port's values are known at several
+        taps."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -57,7 +58,8 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with faults; None if they exclude each other or remove the tap."""
+        """Return the reference's value at the tap with the faults `chosen`; None if the faults exclude each other or
+        remove the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -162,8 +164,8 @@ def layer_of(tap: str) -> str:
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment, which ends at the first tap that depends on all of them.
-    Return this tap (or "") and the results without the other wrong taps."""
+    """Join the wrong activations of a sublayer into one segment; return its end and the results without its other wrong
+    taps. The end is the first tap that depends on all of them, or "" if the activations cannot be joined."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:

@@ -14,7 +14,7 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""If the remaining error is at most this multiple of the budget, the checker measures the budget again, with the
+"""If the error with a fault is at most this multiple of the budget, the checker measures the budget again, with the
 fault."""
 
 LUCK = Threshold(
@@ -73,20 +73,20 @@ PAIRS = (
     "faults, one fault of the pair explained the logits best (11 pairs) or second best (1 pair)"
 )
 BEAM = Count(8, PAIRS)
-"""The smallest number of combinations that are extended by a fault."""
+"""The smallest number of combinations to which the search adds another fault."""
 
 WALKS = Count(
     500,
     f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375, and the other "
     "right pair is 31,228th",
 )
-"""The approximate number of combinations for each number of faults."""
+"""The approximate number of combinations that the search tries for each number of faults."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""If only logits are known, combinations of more faults contain only faults at all possible taps."""
+"""If only logits are known, larger combinations contain only faults that act at all possible taps."""
 
 FITS = (
     "126 wrong numbers, such as an eps, were put into seven models, and numbers of all kinds were fitted to each "
@@ -94,7 +94,7 @@ FITS = (
     "numbers of a wrong kind, each of which leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
-"""How much better a fit must be than the grid's best number."""
+"""A fit is accepted if the best number of the grid leaves at least this multiple of the fit's difference."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""How much better a fit must be than the grid's median, as an alternative to `IMPROVED`."""
+"""A fit is also accepted if the median number of the grid leaves at least this multiple of the fit's difference."""

@@ -35,7 +35,7 @@ class Section:
     row: Capability
     probe: Probe
     requests: Mapping[str, Requests]
-    """The requests for each claim that is compared."""
+    """{claim: requests} for each claim that is compared."""
     reasons: Mapping[str, str]
     """For each claim, the reason why it is not compared; empty if it is compared."""
 
@@ -114,9 +114,8 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return `section` with the requests that the bundle contains. Tensors with `parameters/` in their names may differ
-    from the tensors of `section`, because another machine may have rounded them differently. Raise `BundleError` for
-    other differences."""
+    """Return `section` with the requests that the bundle contains. Tensors with `parameters/` in their names may
+    differ, because another machine may round them differently. Raise `BundleError` for other differences."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(
@@ -140,7 +139,7 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""`check_name` compares two configurations after it sets their feed-forward width to this number."""
+"""The feed-forward width of both configurations while `check_name` compares them."""
 
 
 @dataclass(frozen=True, eq=False)

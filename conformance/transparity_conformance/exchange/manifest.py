@@ -25,7 +25,7 @@ from transparity_conformance.oracle.budgets import RULES
 
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
-"""The name of the folder with the weights in the bundle of a layer."""
+"""The name of the folder that contains the layer's checkpoint, in a bundle of a single layer."""
 
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
 """The files of a bundle with weights, except the files of capabilities."""
@@ -90,7 +90,7 @@ class Manifest(Strict):
 
 
 class Several(Strict):
-    """The manifest of a folder with several bundles: the name of the bundle in each folder."""
+    """The manifest of a folder with several bundles, as {folder of a bundle: name of the bundle}."""
 
     bundles: dict[Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\]+$")], Text]
     format: Literal[4] = 4

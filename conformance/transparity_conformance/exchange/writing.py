@@ -81,7 +81,7 @@ def export_for(
     weights = in_bytes(sum(tensor.size for tensor in tensors.values()))
     return (
         f"{folder}: {in_bytes(size)}, {count(len(probes), 'probe')} of {name} ({', '.join(probes)}); "
-        f"the sha256 of each tensor ({len(tensors)}, {weights}) identifies the checkpoint"
+        f"the checkpoint of {len(tensors)} tensors ({weights}) is identified by their sha256"
     )
 
 

@@ -63,7 +63,8 @@ def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -
 
 
 def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
-    """Write values through `parameters`, which are views, into a copy of `tensors`; return both."""
+    """Copy `tensors`, and write `values` into the copy where `parameters` are views of `tensors`. Return the copy, and
+    the parameters that it contains."""
     written = {name: value.copy() for name, value in tensors.items()}
     views: Arrays = {}
     for name, each in parameters.items():

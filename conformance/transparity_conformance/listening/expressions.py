@@ -29,7 +29,7 @@ class Site:
     name: str
     """The name of the operator in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers of the operands, first the called function, or the array that is read or modified."""
+    """The numbers of the operands. The first is the called function, or the array that is read or modified."""
     writes: bool = False
     """Whether the call writes its result into an argument `out=`."""
 

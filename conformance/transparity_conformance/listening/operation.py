@@ -55,9 +55,9 @@ class Operation:
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
-        """Return the line that probably passed wrong arguments to a function that several lines call. `others` are
-        right operations with the same name and innermost expression. Return the innermost line that is on no stack of
-        `others`, or at which their stacks differ; otherwise, return the operation's own line."""
+        """If several lines call a function, return the line that probably passed wrong arguments. Return the innermost
+        line that is on no stack of `others`, or at which these stacks differ. `others` are right operations with the
+        same name and innermost expression. Without such a line, return the operation's own line."""
         same = (each for each in others if each.name == self.name and each.stack)
         alike = [each.stack for each in same if each.stack[0].is_at(self.source)]
         elsewhere = {line for stack in alike for line in stack}

@@ -164,9 +164,12 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 
 
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
-    """Record the scores and weights of fused attention in float64; return the origins of its output.
+    """Record the scores and weights of fused attention in float64; return the operations on which the output of the
+    attention depends.
+
     `attention.masked_scores` are −∞ where a Boolean mask hides a key. If all keys are hidden, `attention.weights` are
-    0."""
+    0.
+    """
     import torch
 
     query, key, value = given["query"], given["key"], given["value"]

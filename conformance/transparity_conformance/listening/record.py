@@ -77,7 +77,7 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record an array that operations wrote in parts, with the last write's name and line."""
+        """Record an array that operations wrote piece by piece, with the name and line of the last write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -87,7 +87,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return its index as a tuple, or the inputs if the value is left out."""
+        """Record a value, and return (its index,). If the record leaves the value out, return `inputs` instead."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:

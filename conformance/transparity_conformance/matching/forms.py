@@ -180,7 +180,8 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
-    """Return the scores `before` plus the bias that is added with the mask, as visible scores show."""
+    """Return the scores `before` plus the position bias that the port adds together with the mask; None without a
+    bias."""
     value, scores = operations[index].value, operations[before].value
     seen = ~hides(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())

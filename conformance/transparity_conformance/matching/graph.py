@@ -24,8 +24,8 @@ def leading_nowhere(
     readers: Callable[[int], Iterable[int]],
     is_part: Callable[[int], bool] = lambda node: False,
 ) -> set[int]:
-    """Return the nodes whose values reach no goal. Nodes are numbered in execution order. If only parts of a value
-    (slices) reach a goal, all parts must."""
+    """Return the nodes whose values reach no goal. Nodes are numbered in execution order. If a value is read only in
+    parts (slices), every part must reach a goal."""
     leading, among = set[int](), set(nodes)
     for node in sorted(nodes, reverse=True):
         parts, others = set[int](), set[int]()

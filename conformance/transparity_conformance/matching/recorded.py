@@ -135,7 +135,7 @@ class Recorded:
 
     @functools.cached_property
     def parts(self) -> frozenset[int]:
-        """The operations whose values contain only some elements of the value from which they are computed."""
+        """The operations that only select elements of their single input, such as slices."""
         return frozenset(
             index
             for index, each in enumerate(self.operations)

@@ -68,7 +68,8 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The number of points at which the reference's error is measured; a single error may be small by chance."""
+"""The number of runs, on slightly changed inputs, in which the reference's error is measured; a single error may be
+small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which a few elements determine the error. With 144 models, a right
@@ -84,7 +85,8 @@ NEIGHBOURS_OF_DRAWN = 8
 """The number of points for a randomly drawn configuration, whose errors vary because it has few features."""
 
 POSITIONS_OF_DRAWN = 64
-"""The smallest number of positions × points; shorter sequences get more points."""
+"""The smallest product of positions and points; shorter inputs are measured at more points (slightly changed
+inputs)."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:

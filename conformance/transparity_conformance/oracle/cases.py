@@ -15,10 +15,10 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""Rows of `cases.json` that are no cases, but that other rows copy by `like`."""
+"""Rows of `cases.json` that only other rows use, by `like`."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
-"""Models of images or audio, and CLIP's text tower, which needs an end token."""
+"""Cases without inputs of real text: models of images or audio, and CLIP's text tower, which needs an end token."""
 
 
 def _fields(name: str) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return a tolerance that covers `error`, if possible, measured at as few neighboring points as suffice."""
+        """Measure rounding at one point after another, until the tolerance covers `error`; return the last
+        tolerance."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)

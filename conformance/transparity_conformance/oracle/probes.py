@@ -112,7 +112,8 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Rotate the tokens of each row, except the first row and each first token."""
+    """Return a copy in which tokens (or patches) are rotated by one position, except in the first row. First tokens
+    stay in place."""
     inputs, purpose = dict(probe.inputs), "the inputs of another probe in another order"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -216,7 +217,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
     for name in config.token_inputs:
         length, size = lengths[name], config.stack_vocab_size(config.input_stack(name))
         if size < 2:
-            raise ConfigError(f"The vocabulary of {name} has {size} token; the checker draws tokens from at least 2.")
+            raise ConfigError(f"The vocabulary of {name} has {size} token; expected at least 2.")
         tokens = random.integers(0, size - 1, (BATCH, length))
         tokens += tokens >= pad  # skip the padding token
         tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
@@ -348,8 +349,8 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig, ranks: int = 2) -> list[TransformerConfig]:
-    """Return copies with other sizes, multiples of `ranks`, the first with only square weights. Ports may fix a ratio
-    of sizes, such as the feed-forward's width to the model's width."""
+    """Return copies with other sizes, which are multiples of `ranks`. In the first copy, all matrices are square. Ports
+    may fix a ratio of sizes, such as the feed-forward's width to the model's width."""
     count, width = 2 * ranks, 8 * ranks
     # With one head, both keys of this dict are 1, and the value None applies.
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)

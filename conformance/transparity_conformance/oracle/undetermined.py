@@ -201,8 +201,8 @@ class MaskParts:
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
-        """Return the attention mask with parts changed by `settings`. `past`, `padding`, `window` and `window_kind` are
-        functions of this object, as is `begin`, which shifts the chunks; `masks_padding` and `inverted` are flags."""
+        """Return the attention mask. In `settings`, functions of this object may replace `past`, `padding`, `window`
+        and `window_kind`; the function `begin` shifts chunks. `masks_padding` and `inverted` are flags."""
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):
             mask = mask & settings.get("padding", lambda parts: parts.padding)(self)

@@ -58,9 +58,8 @@ IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
 """The variants that sum like the reference, one for each of `FORMULAS`."""
 
 PAIRWISE = 128
-"""Up to this number of keys, the order of sums makes little difference: NumPy then sums in eight running totals
-(`pairwise_sum`). With 129 keys, an online softmax in the preset `walkthrough` uses 70 % of a tolerance without sums in
-sequence."""
+"""With at most this many keys, `np.sum` uses eight running totals, so the order of a sum makes little difference. With
+129 keys, an online softmax in the preset `walkthrough` uses 70 % of a tolerance that ignores sums in sequence."""
 
 CHUNK = 64
 """Positions per chunk in transformers and in flash-linear-attention."""

@@ -1,20 +1,23 @@
-"""Families of models, by `model_type`: NAME.toml describes families, and NAME.py has the functions that its rows name.
+"""Families of models, by `model_type`: NAME.toml has the tables of families, and NAME.py the functions that NAME.toml
+names.
 
-A table with a `model` is a family. Other tables contain rows that several families share. `like` names another table,
-whose rows the table changes. "null" stands for null. The keys of a table are fields of `Family`, and these keys.
+A table with a `model` is a family; other tables have rows that several families share. The keys of a table are fields
+of `Family`, and the keys below. The text "null" stands for null.
 
-`fields` has a row for each field of config.json: the name of our field, or a kind of row with its arguments. A kind is
-one of `rows.KINDS`, or a codec. Fields with the same `codec` are converted together, by the functions `read_CODEC` and
-`write_CODEC`. `rope` is a codec that also reads all rotary fields. `by_tensors` is a codec that gets the names of all
-tensors, and reads only fields with a default. `given` has further arguments of `read_CODEC`.
+`like` is the name of a base table, whose rows this table inherits. `without` and `without_tensors` list rows of the
+base table, and patterns of tensor names, to leave out. `defaults` has new defaults for fields of the base table.
 
-`modules` has the names of layers and norms, each for a weight and a bias. `tensors` has the names of single tensors. In
-a name, `{i}` is the number of a layer, and `{e}` the number of an expert. A name with `{stack}` stands for each stack.
+`fields` has a row for each field of config.json: the name of our field, a kind in `rows.KINDS` with its arguments, or a
+`codec`. The functions `read_CODEC` and `write_CODEC` convert all fields with the same `codec` together. `given` has
+further arguments of `read_CODEC`. The codec `rope` also reads all rotary fields. The codec `by_tensors` also gets the
+names of all tensors, and each of its fields needs a default.
 
-`without` and `without_tensors` list rows, and patterns of names, to leave out of the other table. `defaults` has other
-defaults for fields of the other table, and `tokens` has the defaults of the special tokens. `sizes` is a name in the
-table `[sizes]`; these sizes begin the `example`. `classifier` is the NAME of a table `[classifiers.NAME]`, which has
-fields of `Classifier`.
+`modules` has the names of layers and norms, each with a weight and a bias. `tensors` has the names of single tensors.
+In a name, `{i}` is the number of a layer, and `{e}` the number of an expert. A name with `{stack}` stands for both
+stacks.
+
+`tokens` has the defaults of the special tokens. `sizes` is a name in the table `[sizes]`, whose sizes the `example`
+also has. `classifier` is the NAME of a table `[classifiers.NAME]` with fields of `Classifier`.
 """
 
 import functools
@@ -33,10 +36,10 @@ from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import FieldRow
 
 OWN = ("model", "example", "sizes", "classifier")
-"""The keys that a table does not take from the table that it is like."""
+"""The keys that a table does not inherit from its base table (`like`)."""
 
 CHANGES = ("like", "without", "without_tensors", "defaults")
-"""The keys that change the rows of the table that a table is like."""
+"""The keys that change the rows of the base table (`like`)."""
 
 STACKS = ("encoder", "decoder")
 
@@ -64,7 +67,7 @@ def _with_null(value: Any) -> Any:
 
 @functools.cache
 def merged(name: str) -> dict[str, Any]:
-    """Return a table with all rows of the table that it is like."""
+    """Return a table with all rows of its base table (`like`)."""
     own = tables()[name]
     base = merged(own["like"]) if "like" in own else {}
     found = {key: value for key, value in base.items() if key not in OWN}
@@ -109,8 +112,8 @@ def _converted(kind: str, codec: str, fields: Mapping[str, Mapping[str, Any]]) -
 
 
 def names_of(tensors: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, str | StoredTensor]:
-    """Return the names of all tensors. In the row of a tensor that is not stored like the parameter, the function
-    `flat` or `transposed` stands before the name of the parameter."""
+    """Map the names of all tensors to parameters. `{flat = NAME}` or `{transposed = NAME}` is a parameter that the file
+    stores in another form."""
     stored = {"flat": flat, "transposed": transposed}
     every = dict(tensors)
     every |= {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in modules.items() for leaf in ("weight", "bias")}

@@ -39,12 +39,12 @@ def read_counted_from_pad(fields: Fields) -> dict[str, Any]:
 def read_masked_head(
     fields: Fields, names: Collection[str], *, tensor: str, needs_gelu: bool = False
 ) -> dict[str, Any]:
-    """Choose the output: `pooled` if a file has a pooler, else `logits` if it has a masked-language head, else
+    """Choose the output: `pooled` if a file has a pooler, else `logits` if the file has a masked-language head, else
     `hidden`.
 
-    An untied masked-language head is not imported, because `transformers` never reads one of its two biases. `tensor`
-    is a weight that only this head has. `needs_gelu` means that the head always uses GELU, even if the layers have
-    another activation function.
+    An untied masked-language head is ignored, because `transformers` never reads one of the head's two biases. `tensor`
+    is a weight that only a masked-language head has. `needs_gelu` means that the head always uses GELU, even if the
+    layers have another activation function.
     """
     is_masked = tensor in names and not (needs_gelu and row.as_activation(fields, "hidden_act") != "gelu")
     is_masked = is_masked and row.as_flag(fields, "tie_word_embeddings")

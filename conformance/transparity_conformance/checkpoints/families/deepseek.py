@@ -61,7 +61,7 @@ def write_attention(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _share(config: TransformerConfig) -> float:
-    """Return the `mscale_all_dim` from which `_multiplier` computes exactly the configuration's multiplier."""
+    """Invert `_multiplier`: return the `mscale_all_dim` that gives exactly the configuration's attention multiplier."""
     factor, right = config.rotary_factor, config.attention_multiplier
     if config.rotary_scaling != "yarn" or factor <= 1 or right < 1:
         raise CheckpointError(

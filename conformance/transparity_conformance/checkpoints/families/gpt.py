@@ -1,9 +1,9 @@
 """GPT-2, GPT-J, GPT-NeoX, Pythia and Falcon.
 
 References: GPT-2 (Radford et al., 2019), GPT-J (Wang and Komatsuzaki, 2021), GPT-NeoX (Black et al., 2022), Falcon
-(Almazrouei et al., 2023). GPT-J has parallel branches after one norm. GPT-NeoX and Pythia have two norms, and a fused
-projection with the query, key and value of each head in turn. Falcon has parallel branches with one or two norms, and
-projections fused by head group.
+(Almazrouei et al., 2023). In GPT-J, attention and feed-forward read the same norm. GPT-NeoX and Pythia have two norms,
+and one matrix with the rows of query, key and value, head by head. Falcon has one or two norms, and one matrix with the
+rows of queries, key and value, head group by head group.
 """
 
 from typing import Any

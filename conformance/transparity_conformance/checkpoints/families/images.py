@@ -1,9 +1,9 @@
-"""ViT and CLIP: encoders of images, and CLIP's decoder of text.
+"""ViT and CLIP: image encoders, and CLIP's text decoder.
 
 ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers: a text
-decoder that pools at the end token, and an image encoder. Each tower returns one vector per row, with or without a
-projection. The preprocessing of images is not included. The similarity of a text and an image is not included, either,
-because it needs CLIP's norm and temperature.
+decoder that pools at the end token, and an image encoder. Each tower returns one vector per text or image, with or
+without a projection. The reference does not preprocess images, and does not compute the similarity of a text and an
+image.
 """
 
 from collections.abc import Collection

@@ -58,13 +58,13 @@ def read_rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields. For LongRoPE, the original length is a field outside of the scaling."""
+    """Return the rotary fields. For LongRoPE, the original length is a field beside `rope_scaling`."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return write_rotary(config) | outside
 
 
 NO_POSITIONS = "_without_positions"
-"""The suffix in the name of each kind of layers without positions."""
+"""The suffix in names of layers without positions, such as `full_attention_without_positions`."""
 
 
 def read_layers_smollm3(fields: Fields) -> dict[str, Any]:

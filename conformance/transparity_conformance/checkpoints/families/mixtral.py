@@ -52,7 +52,7 @@ def read_sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Invert `read_sparse`: return fields of config.json, with all layers without experts in `mlp_only_layers`."""
+    """Invert `read_sparse`: list every layer without experts in `mlp_only_layers`."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return write_count(config) | {

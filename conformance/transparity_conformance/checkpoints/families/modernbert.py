@@ -31,7 +31,8 @@ def packed_modernbert(config: TransformerConfig) -> Table:
 
 
 def read_head_modernbert(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Choose hidden states for a classifier, or if the masked-language head is missing or has its own activation."""
+    """Choose `logits` if the file has a complete masked-language head with the layers' activation, and no classifier;
+    otherwise choose `hidden`."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
         fields, "classifier_activation"

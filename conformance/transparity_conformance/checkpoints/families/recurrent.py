@@ -33,7 +33,8 @@ ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return the entry for a kernel (features, 1, width) that stacks the convolutions of several roles."""
+    """Return the table entry for a kernel (features, 1, width) that stacks the kernels of several roles, such as query
+    and key."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])

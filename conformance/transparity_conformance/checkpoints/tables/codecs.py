@@ -59,7 +59,7 @@ def without_task(model: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """An alternative head: the head of a class such as `…ForSequenceClassification`, or a projection."""
+    """A head that replaces the family's default head, as in the class `BertForSequenceClassification`."""
 
     names: Table
     """The tensors of this head, which replace the tensors of the family's default head."""
@@ -68,7 +68,7 @@ class Classifier:
     task: str = "ForSequenceClassification"
     """The ending of the names of classes with this head."""
     size: str = "id2label"
-    """The field that determines the number of outputs: `id2label` for classes, or the width of a projection."""
+    """The field of config.json with the number of outputs: `id2label`, or a field such as `projection_dim`."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """Return `TransformerConfig` fields if `architectures` names a class with this head; otherwise `{}`."""
@@ -111,14 +111,15 @@ class Family:
     always: Fields
     """The `TransformerConfig` fields that are equal in all models of the family."""
     rows: Sequence[FieldRow]
-    """The rows for the fields of config.json. If several rows set a field, the last row without `ours` wins."""
+    """The rows for the fields of config.json. If several rows set the same `TransformerConfig` field, the last row
+    without `ours` decides."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """For fields of config.json that are only partly supported, the supported values."""
     unneeded: Collection[str] = ()
     """Fields of config.json that never change a forward pass of this family."""
     names: Table
     packed: Callable[[TransformerConfig], Table] = write_nothing
-    """Further tensors, such as fused tensors, whose form depends on the configuration's sizes."""
+    """Tensors whose form depends on the configuration's sizes, such as fused matrices."""
     absent: Callable[[TransformerConfig], Collection[str]] = write_nothing
     """Tensors that are missing in a file, because another tensor has the same values."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = write_nothing
@@ -137,7 +138,7 @@ class Family:
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that the family reads, or whose unsupported values it refuses."""
+        """Return all fields of config.json that the family reads or checks."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:

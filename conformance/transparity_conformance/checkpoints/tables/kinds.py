@@ -29,8 +29,8 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
     """Return the `TransformerConfig` fields for layers of several kinds. `kinds` lists the kind of each layer, and
     `facts` has the fields of each kind (see `config.PER_LAYER`).
 
-    The model as a whole gets the fields of the first kind in `facts` that occurs in `kinds`. The window and the
-    positions of the model come from the first kind that has a window or positions.
+    The model's own fields come from the first kind in `facts` that some layer has. However, the model's window comes
+    from the first kind with a window, and its positions from the first kind with positions.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -45,9 +45,9 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
 
 def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], first: str) -> dict[str, Any]:
-    """Return the `TransformerConfig` fields for layers that differ in two properties. `found` is the result of
-    `by_kind` for the first property; `kinds` and `facts` describe the second property. `first` is the kind of all
-    layers if layers do not differ in the first property."""
+    """Combine two properties of layers, such as experts and windows. `found` has the `by_kind` fields of the first
+    property. `kinds` and `facts` describe the second. If all layers have the same first property, `first` is its
+    kind."""
     rest, own = dict(found), found.get("layer_overrides", {})
     kinds_found = list(itertools.islice(itertools.cycle(rest.pop("layer_types", (first,))), len(kinds)))
     rest.pop("layer_overrides", None)

@@ -13,7 +13,7 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 ORIGINAL = "original_max_position_embeddings"
 
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
-"""The rotary fields of config.json besides `rope_theta`, which every `rope` row of a TOML table also reads."""
+"""Rotary fields of config.json that every `rope` row of a TOML table reads, in addition to `rope_theta`."""
 
 FACTOR = row.one_field("number", "factor", "rotary_factor")
 LENGTH = row.one_field("rename", ORIGINAL, "rotary_original_length")
@@ -43,7 +43,7 @@ KEYS: dict[str, tuple[FieldRow, ...]] = {
 """The keys of each kind of scaling; a key without a default is required."""
 
 OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
-"""Further keys of a kind of scaling, from which its attention factor is computed."""
+"""More keys of a kind of scaling, from which the attention factor is computed."""
 
 NOT_READ = ("dynamic", "proportional")
 """The rope types of `transformers` that the reference does not compute."""
@@ -117,7 +117,8 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's attention factor, 0.1 · ln(factor) + 1; with both `mscale` keys, the ratio of both keys' scales."""
+    """Return YaRN's attention factor, 0.1 · ln(factor) + 1; with both `mscale` keys, `yarn_scale` of the first /
+    `yarn_scale` of the second."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 

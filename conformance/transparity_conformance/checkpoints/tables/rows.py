@@ -97,8 +97,8 @@ def write_head_width(config: TransformerConfig) -> dict[str, Any]:
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Invert a conversion that rounds. Return the first candidate that is `right`, or a right float near the last
-    candidate, or else the last candidate."""
+    """Invert a conversion that rounds: return the first candidate, or else the nearest float to the last candidate, for
+    which `right` is true. If none is right, return the last candidate."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
@@ -122,7 +122,8 @@ class FieldRow:
     """The name of the first field."""
     reads: tuple[str, ...]
     defaults: Fields
-    """The values that `transformers` uses for missing fields. A missing field without a default is null or raises."""
+    """The values that `transformers` uses for missing fields. A field outside `defaults` is required, or null if
+    missing."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
     """A function from fields of config.json and the names of all tensors to `TransformerConfig` fields."""
     write: Write
@@ -150,11 +151,11 @@ def one_field(
     written: str = "",
     values: Mapping[str, str] | None = None,
 ) -> FieldRow:
-    """Return a row for a field of the kind `enum`, or of a kind in `CHECKS`.
+    """Return a row for one field of config.json; `kind` is `enum` or a key of `CHECKS`.
 
-    `ours` is the name, or several names, in `TransformerConfig`. `default` is the value that `transformers` uses for a
+    `ours` names one or several fields of `TransformerConfig`. `default` is the value that `transformers` uses for a
     missing field. `written` is the attribute that is written to config.json, by default the first of `ours`. An `enum`
-    has `values`; if several texts in `values` have the same meaning, the first is written.
+    has `values`; if several texts in `values` have the same meaning, the first text is written.
     """
     names = (ours,) if isinstance(ours, str) else tuple(ours)
     choices = ACTIVATIONS if kind == "activation" else values

@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The number of slightly changed sets of weights that measure rounding errors."""
+"""The number of runs with slightly changed weights, from which rounding errors are measured."""
 
 PROBES = ("mixed", "text", "tiny")
 """Probes on which most faults change the logits."""
@@ -42,13 +42,13 @@ class Coherent:
     excess: float
     """The projection's length, relative to the largest length that rounding explains."""
     cause: Cause | None
-    """The fault as a cause; None if an error remains with the fault."""
+    """The fault as a cause; None if the fault explains only part of the error."""
 
     @property
     def says(self) -> str:
         return (
             f"the logits are within the budget, but their error contains {self.coefficient:.3g} × the effect of a "
-            f"fault ({self.hypothesis.fault.description}), which is {self.excess:.3g} × as much as rounding explains"
+            f"fault ({self.hypothesis.fault.description}): {self.excess:.3g} × as much as rounding explains"
         )
 
 
@@ -98,7 +98,6 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Return (length, coefficient, key) of the longest projection onto an effect, in multiples of `scales`."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0

@@ -55,7 +55,8 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port returns router scores, or near-ties affect at most half of the output positions."""
+    """Return whether the comparison is conclusive: the port returns router scores, or near-ties affect at most half of
+    the output positions."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

@@ -46,7 +46,7 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
 
 
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
-    """Replace calls of large models by calls of a narrow model with the same features and lengths."""
+    """Replace the calls of a large model by calls of a narrow model with the same features, batch sizes and lengths."""
     large = [probe for probe in probes if probe.is_large]
     if not large or config.reads_pixels:
         return list(probes)
@@ -66,7 +66,7 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""After this time, only the most informative calls follow. All calls of a small PyTorch model take a twentieth; a port
+"""After this time, only the most informative calls follow. All calls of a small PyTorch model take about 0.5 s; a port
 that compiles for each shape may take longer."""
 
 CALLS = 120

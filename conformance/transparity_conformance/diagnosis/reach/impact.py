@@ -33,8 +33,8 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps` or, without taps, of the port. Return None if logits cannot be
-    compared, or if none of `taps` is wrong."""
+    """Return the effect of the port's deviations at `taps` on the reference's logits; without taps, compare the port's
+    own logits. Return None if logits cannot be compared, or if none of `taps` is wrong."""
     if taps and not any(_wrong(result, taps) for result in results.values()):
         return None
     real = changed = moved = padded = 0

@@ -27,7 +27,7 @@ Taps = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Answer:
-    """A port's logits on every probe. `alone` has the results of comparing only the logits."""
+    """A port's logits on every probe. `alone` has the results of a comparison of only the logits."""
 
     found: Collection[str] = ()
     """The taps that are matched with operations by value."""
@@ -72,7 +72,7 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that, at all possible taps, reproduce the logits; return the first."""
+        """Find single faults that act at all possible taps and reproduce the logits; return the first."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
@@ -85,8 +85,7 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the smallest subset of `told` that includes a fault from `last` and reproduces the logits; otherwise
-        ()."""
+        """Return the smallest subset of `told` that includes a fault from `last` and reproduces the logits, or ()."""
         kinds, new = by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -100,9 +99,9 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Return faults from `last` or `told`, with one new fault, that reproduce the logits. The known faults first
-        act at all possible taps, because the missing fault may hide their effect at some taps. Then the known faults
-        act at the taps that leave the smallest difference."""
+        """Return faults from `last` or `told` that, with one new fault, reproduce the logits. First let the known
+        faults act at all possible taps, because the missing fault may hide their effect at some taps. Then let them act
+        only at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
@@ -119,7 +118,7 @@ class Answer:
         return self.search.by_rest(self.search.screen, made)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """Return a fault at the taps where it was found, and at each larger group of taps."""
+        """Return the fault at the taps where it was found, and at each larger group of taps, such as all layers."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         possible = (site for site in self.sites if made_at(self.search.screen.config, fault, site))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The work of a search. Matching operations and an unsuccessful search take about 30 s for a small model."""
+"""The initial limit of work. Matching operations and an unsuccessful search take about 30 s for a small model."""
 
 CANDIDATES = 300
 
@@ -44,13 +44,13 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return one stage's limit: an equal share, but at most the rest."""
+        """Return the limit of one stage: an equal share of the whole limit, or what is left if that is less."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
 class Clock:
     """The limits of a search. Work, unlike time, does not depend on the computer's speed. `cap` limits the processor
-    time in seconds. `watch` gets a text, the finished work, and all work."""
+    time in seconds. `watch(text, done, total)` is called with the work."""
 
     def __init__(self, cap: float | None = None, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.work = Limit(work.done, WORK)
@@ -74,7 +74,7 @@ class Clock:
         return clock
 
     def begin(self, stages: int = 1) -> None:
-        """Start a stage with at least the whole work divided by `stages`."""
+        """Start a stage; if less than 1/`stages` of the whole work is left, extend the limit to this share."""
         self.work.end = max(self.work.end, self.work.read() + self.work.amount / stages)
 
     @property

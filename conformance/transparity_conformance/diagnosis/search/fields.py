@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only order features, which `_one_by_one` does not count."""
+"""Fields that change only the order of features; `_one_by_one` ignores them when it counts changed fields."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
 """Fields that a call's inputs and output determine."""
@@ -64,8 +64,8 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def other_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Return (configured value, value in the port) of fields whose change makes the taps `places` right, if no single
-    cause explains all divergences."""
+    """Return {field: (configured value, value in the port)} for a set of changes that makes the taps `places` right.
+    Return {} if one cause explains all divergences, or for a large model."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     config, chosen = next(iter(results.values())).probe.config, Fields()
     if any(each.probe.is_large for each in results.values()):
@@ -82,7 +82,7 @@ def other_fields(
 
 
 def _one_by_one(config: TransformerConfig, results: Results, left: int, clock: Clock) -> Fields:
-    """Return changes of two or more fields that leave no tap wrong, changing one more field at a time."""
+    """Change one more field at a time until no tap is wrong; return the changes if there are at least two."""
     chosen = Fields()
     while left and not clock.is_over:
         tried = [changed(chosen | change) for change in single_changes(config, chosen)]

@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of steps after which a poor fit ends; the interval is then 1/300 of the initial width."""
+"""The number of steps after which a poor fit ends; by then, the search interval has shrunk to 1/300."""
 
 STEPS = 40
-"""The number of all steps; the interval is then 1/(2 × 10⁸) of the initial width."""
+"""The largest number of steps; by then, the search interval has shrunk to 1/(2 × 10⁸)."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 
@@ -32,7 +32,7 @@ def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis |
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Combine faults into one whose number depends on the configuration."""
+    """Combine one fault, fitted for several configurations, into a fault whose number depends on the configuration."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
@@ -49,7 +49,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first entry of each fault id, which acts at all possible taps."""
+    """Return the first entry of each fault id; the first entry acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -63,7 +63,8 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
-    """Return the same fault at `site`; otherwise `fault` if its number can be fitted there, or None."""
+    """Return the fault at `site` with the same id and variant. Without one, return `fault` if its number can be fitted
+    at `site`, else None."""
     every = faults_at(config, site, ranks)
     same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))

@@ -42,7 +42,8 @@ class Effects:
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """The indices of faults with finite effects; of several faults with equal effects, only the first."""
+        """The indices of faults with finite effects; if several faults have equal effects, only the first of these
+        faults."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
@@ -77,7 +78,6 @@ class Search:
         if segment.tap == "logits":
             self.candidates += whole_model(self.screen.config)
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """Each fitted fault with its entry of `fittables`."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
 
@@ -119,9 +119,9 @@ class Search:
         return next((part for part in parts if self.segment.vanishes((*self.known, *part))), chosen)
 
     def _rounds(self, depth: int, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault, then with one more fitted number. If only logits are known, faults at
-        all possible taps come first, because most ports run the same code in all layers. Numbers are then fitted only
-        at the taps of the best faults, to limit work."""
+        """Yield combinations with one more fault, then with one more fitted number. If only logits are known, start
+        with faults at all possible taps, because most ports run the same code in all layers. Then fit numbers only at
+        the taps of the best faults, to limit work."""
         is_whole = self.segment.is_whole_model
         if depth and is_whole:
             yield from self._pairs(best) if depth + 1 == PAIR else self._triples()
@@ -152,12 +152,11 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations that can be extended within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
-        """Yield the most likely pairs if only logits are known, by the sum of their effects. Pairs with one of the best
-        faults, and pairs with a fitted number, follow. Triples have their own limit of work."""
+        """If only logits are known, yield the pairs with the smallest difference by the sum of their effects. Then
+        yield pairs with one of the best single faults, and pairs with a fitted number."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest
@@ -170,7 +169,8 @@ class Search:
             yield self.screen, self._numbered(best, of_each_kind(self.fittables))
 
     def _triples(self) -> Iterator[Round]:
-        """Yield triples at all possible taps, by the sum of effects, then vary the best triples by one fault."""
+        """Yield triples of faults at all possible taps, by the sum of their effects. Then replace single faults in the
+        best triples while the difference shrinks."""
         self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
@@ -190,7 +190,8 @@ class Search:
         return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return pairs of `first` and a fault in `seconds`, sorted on the probe that `first` explains least."""
+        """Return the pairs of `first` and each fault in `seconds`, best first on the probe that `first` explains
+        least."""
         probe = self._most_telling((first,))
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
@@ -205,7 +206,8 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each fault with a fitted number; `_numbered` fits the number again."""
+        """For each fault with a fitted number, yield the faults that best complete it; `_numbered` fits the number
+        again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -261,8 +263,8 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Faults that explain `screen` or the shortest probe, and how many wrong probes each explains. On short inputs,
-        some faults have no effect, so that other faults become visible."""
+        """Single faults that explain `screen` or the shortest probe, each with the number of wrong probes that it
+        explains. Short inputs hide some faults and so reveal others."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -302,7 +304,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe of `screen`'s model with the largest remaining difference."""
+        """Return the probe with the largest remaining difference, among the probes with the same sizes as `screen`."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
@@ -331,7 +333,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest multiple of its budget, preferably of the first configuration."""
+    """Return the probe with the largest difference relative to its budget, preferably with the first probe's
+    configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

@@ -42,7 +42,8 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
 
 
 def matched(model: Model, tensors: Mapping[str, np.ndarray], config: TransformerConfig, clock: Clock) -> FoundAdapter:
-    """Find the reference's parameters in `tensors`: the parameters of the model, and possibly some of its buffers."""
+    """Match each parameter of the reference with a tensor of the port; `tensors` has the port's parameters, and
+    possibly buffers."""
     values = drawn(tensors)
     model.assign(values)
     inputs = mixed_inputs(config, 0, *(min(length, config.max_length) for length in (SOURCE, TARGET)))
@@ -66,7 +67,7 @@ class Adapted:
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
-    """A phrase about the difference; None if the logits agree or were not compared."""
+    """A description of the difference; None if the logits agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
     """Parameters that the loader stores in another tensor, or in another layout, than the model expects."""
 

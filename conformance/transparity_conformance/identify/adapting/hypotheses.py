@@ -57,7 +57,7 @@ class Pool:
             self.selection(text).write(self.taken, True)
 
     def overlap(self, texts: Iterable[str]) -> bool:
-        """Return whether two lines select the same element, or a line selects an element that is already used."""
+        """Return whether some element is selected by two lines, or by one line and an earlier parameter."""
         before = dict(self.taken)
         try:
             for text in texts:
@@ -100,7 +100,8 @@ def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
     """Yield every combination of adapter lines for the parameters of `place`. `pools` are groups of tensors with unused
-    elements. `is_right(lines, tap)` returns whether the reference then computes a value of the port for `tap`."""
+    elements. `is_right(lines, tap)` returns whether the reference, with these lines, computes some value of the port at
+    `tap`."""
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]

@@ -11,7 +11,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps that select a parameter's rows in a matrix, and the matrix's number of rows."""
+"""(steps that select a parameter's rows in a matrix, number of rows of the matrix)."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
@@ -23,7 +23,7 @@ LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The orders of fused linear maps in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
+"""The orders in which ports fuse linear maps: DELTA for gated delta networks, SPACE for Mamba-2."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
@@ -41,7 +41,8 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
 
 
 def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield views of a tensor as a matrix with `columns` columns: (an adapter's line, the number of rows)."""
+    """Yield (line, rows) for each view of a tensor as a matrix: the line of the adapter, and the number of rows.
+    `columns` is the number of columns."""
     into = size_of(columns, sizes)
     if len(shape) == 1:
         yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
@@ -70,7 +71,7 @@ def _block(number: int, size: str) -> str:
 
 
 def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
-    """Return the possible selections of a linear map's rows, the simplest first."""
+    """Return the ways in which a matrix may contain the rows of a linear map, the simplest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
@@ -137,7 +138,8 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the possible selections of a recurrence's rows, which may be fused map by map or by key heads."""
+    """Return the ways in which a matrix may contain a recurrence's rows: not fused, or fused map by map or by key
+    heads."""
     # G: key heads, R: value heads, S and V: width of a key head and of a value head
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")

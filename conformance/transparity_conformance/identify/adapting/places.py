@@ -13,7 +13,7 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""The activations that distinguish linear maps or norms of equal shapes."""
+"""The activation that tells apart linear maps or norms of equal shapes: `scores` for query and key."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that no earlier activation distinguishes, so that the search matches them together."""
+    """Parameters that the search matches together: swapping two of them changes no activation before `tap`."""
 
     maps: tuple[Map, ...]
     tap: str
     """The first activation that changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The activations between the previous group's `tap` and this `tap`, at which the port may have a fault."""
+    """The activations after the previous group's `tap`, up to this `tap`; the port may have a fault at each."""
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -38,8 +38,8 @@ from transparity_conformance.oracle.undetermined import split
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
 SCORES = ("scores", "weights", "scores in order")
-"""The comparisons that identify queries and keys, the most certain first. The port may shift the scores, so that only
-the weights agree; or its mask may be wrong, so that only the scores agree."""
+"""The comparisons that identify queries and keys, the most certain first. Only the weights agree if the port shifts the
+scores, and only the scores agree if the port's mask is wrong."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the doubtful parameters of the failed layer, whose lines differ from the first layer's lines."""
+    """Return the parameters of the failed layer whose lines differ from the lines of the first layer."""
     stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
     here = [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]
     first = {name: templates_of(lines[in_every_layer(name).replace("{i}", "0")], pool) for name in here}
@@ -125,8 +125,8 @@ class Reference:
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if `tap`, computed with `values`, is among the port's values; for scores, return the index in
-        `SCORES`. Return `best` if no match is better."""
+        """Return 0 if `tap`, computed with `values`, is among the port's values. For scores, return the index in
+        `SCORES` of the first comparison that agrees. Return `best` if the rank would not be less."""
         if not tap.endswith(".scores"):
             is_last = self.config.is_pooled and tap == f"{self.config.stacks[-1]}.output"
             shown = (tap, "pooled") if is_last else (tap,)
@@ -139,7 +139,6 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed an activation, alone or added to the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)
@@ -230,7 +229,7 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add biases with which the reference still matches, because the port may add them in later operations."""
+        """Add biases that the first search missed, because the port may add them in later operations."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

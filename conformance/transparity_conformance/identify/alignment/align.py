@@ -30,7 +30,8 @@ class _Aligning:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps without a match, because the port computes them later than the reference does."""
+        """Taps without a match: the port computes them in later operations, for example by a norm that it applies
+        later."""
 
     def alternate(self) -> None:
         """Match all taps whose values agree, then one tap with a wrong value. Repeat this until no tap gets a match."""
@@ -100,7 +101,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Move matches onto the taps' paths in the data flow. Return the taps without an equal value on the path."""
+        """If a match is not on its tap's path in the data flow, move it to an equal value on the path. Return the taps
+        without such a value."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

@@ -36,8 +36,8 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[LogitsRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add the first line of a wrong step that differs from the forward pass. `others` has ports of other sizes, by the
-    `id` of their parameters."""
+    """Add to each fault of a decoding step the first line whose value differs from the forward pass. `others` maps the
+    `id` of parameters to ports of other sizes."""
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
         if fault.where != "step" or not math.isfinite(fault.error) or not asked:
@@ -55,7 +55,7 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[LogitsRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value. Run a single row first, then the whole batch."""
+    """Return the line of the first wrong value, found with a single row or, failing that, with the whole batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -85,7 +85,8 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Record the step `number`. Decode from the start, because later steps may have changed the cache."""
+    """Record the operations of the step `number`, after decoding again from the start, because later steps may have
+    changed the cache."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)
@@ -100,8 +101,8 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first value that affects the logits and that `right` lacks. If this line also computes
-    right values, return the caller's line."""
+    """Return the line of the first value that affects the logits and that no value in `right` equals. If the same line
+    also computes right values, return the line of its caller."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     same, rounding = _by_line(right), budget / scale
     # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
@@ -197,7 +198,8 @@ def first_source(operations: Sequence[Operation], indices: Iterable[int]) -> Sou
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before two calls differ in the operations `parting`, or ""."""
+    """Return the last right tap on which the operations `parting` depend, or "". These operations differ between two
+    calls."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

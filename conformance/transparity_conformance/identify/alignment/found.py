@@ -43,7 +43,8 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return the missing taps that lead to no tap of `confirming`, except to choices of a router."""
+        """Return the taps outside `found` from which no tap of `confirming` follows; a router's choices do not
+        confirm."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
@@ -109,7 +110,8 @@ class Found:
         return found
 
     def leads_on(self, tap: str, index: int) -> bool:
-        """Return whether an operation leads only to taps after `tap`, and does not rearrange another tap's elements."""
+        """Return whether only taps after `tap` depend on an operation, and whether the operation does more than
+        rearrange another tap."""
         port, behind = self.port, self.flow.behind[tap]
         return not any(
             (name not in behind and port.leads_to(index, match.index))
@@ -118,7 +120,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether `match` splits features into heads like the inputs of `tap`."""
+        """Return whether the features of `match` are split into heads as in the matches of `tap`'s inputs."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
@@ -131,7 +133,8 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match with which the reference computes the most later values of the port, if any."""
+        """Return the match from which the reference computes the most later values of the port; None if there are no
+        such values."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()

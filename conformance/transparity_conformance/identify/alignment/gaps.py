@@ -16,7 +16,8 @@ from transparity_conformance.matching.recorded import Layout, Match, Recorded, l
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Match the `lost` taps by the data flow, last tap first; prefer operations that explain later known values."""
+    """Match the `lost` taps by the data flow, last tap first. Prefer operations from which the reference computes the
+    port's next known taps."""
     known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -36,7 +37,7 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[str, Match]:
-    """Return combinations of matches from which the reference computes the port's next known taps."""
+    """Choose the operations from which the reference computes the port's next known taps."""
     ends = {tap: frozenset(found.flow.reached(tap, found.matches) & found.matches.keys()) for tap in possible}
     confirmed: dict[str, Match] = {}
     for end in dict.fromkeys(ends.values()):
@@ -89,7 +90,8 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later matches of inputs that explain the value of `lost`, such as a second norm of queries and keys."""
+    """Return later matches for the inputs of `lost`, with which the reference computes a value of the port at `lost`. A
+    port may apply a second norm to queries and keys, for example."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -109,7 +111,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: Collection[str]) -> list[str]:
-    """Return taps that equal an input and that only `moved` taps read, such as a norm that the port applies later."""
+    """Return the taps whose match is also the match of an input, if only `moved` taps depend on them. A port may apply
+    a norm later, for example."""
     return [
         tap
         for tap, match in found.matches.items()

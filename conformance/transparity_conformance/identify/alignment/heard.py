@@ -48,7 +48,7 @@ class RecordedPort:
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """The probes of calls outside the check."""
+    """The probes of additional calls, which are not part of the check."""
 
 
 NOT_ASKED = RecordedPort({})
@@ -67,7 +67,8 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""The measured bytes per element of a tap: 6.7 recorded numbers of 8 bytes each, their transfer and sorted values."""
+"""The measured memory per element of a tap, in bytes: 6.7 recorded numbers of 8 bytes each, with copies and sorted
+values."""
 
 WALKS_OF_A_TAP = 2
 """The reference runs twice per tap: to find the data flow, and to try values after a fault."""

@@ -26,7 +26,7 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Return the port's values that the reference computes for `tap` with a fault, by operation."""
+    """Return {operation: match} for the port's values that the reference, with a fault, computes for `tap`."""
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):
@@ -39,7 +39,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last match that only a fault explains, and that is no intermediate result of a right port."""
+    """Return the last match that is no intermediate result of the reference without faults, if any."""
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))
@@ -47,7 +47,7 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """If the tap is a choice of experts, keep only the matches that later values of the port confirm."""
+    """If `tap` is a router's choice of experts, keep only the matches that later values of the port confirm."""
     if not is_choice(tap):
         return matches
     values = found.values

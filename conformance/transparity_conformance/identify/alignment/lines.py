@@ -51,7 +51,8 @@ def operation_of(
 
 
 def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) -> Operation:
-    """Return the operation, or the earlier operation that makes its wrong mask or row numbers."""
+    """Return the operation `index`. If its mask or its row numbers are wrong, return the earlier operation that makes
+    them."""
     operation = call.operations[index]
     is_masked, is_lookup = hides(operation.value).any(), has_wrong_rows and not operation.inputs
     if not (is_masked or is_lookup):
@@ -105,9 +106,8 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
-    """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
-    Return the later neighbor if only this neighbor runs directly in that function, or if the reference uses the input
-    elsewhere."""
+    """Return the operation before an omitted operation, or the operation after it. The returned stack starts in the
+    function that calls both."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)
@@ -122,7 +122,6 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
-    """Return `end` with operations that only rearrange it, and the first other operation with a line."""
     same = [end]
     for index in range(end + 1, len(operations)):
         inputs = operations[index].inputs
@@ -199,7 +198,8 @@ class _Right:
         return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether a mask of the reference hides the same keys, and the visible scores agree."""
+        """Return whether a value has the same masked elements as some mask of the reference, and right scores
+        elsewhere."""
         same_size = [self.ours.values[index] for index in self.ours.by_size.get(value.size, ())]
         ways = [
             (ours, way.to_ours(value))

@@ -31,8 +31,8 @@ class Plan:
     port: Recorded
     matches: Matches
     ways: Mapping[str, Sequence[Match]]
-    """The operations from which to read a tap: the first one in the tap's order of axes, or else the match, then the
-    next operations that leave the value unchanged, such as a mask without padding."""
+    """The operations from which to read a tap: an operation with the tap's order of axes, if any, then later operations
+    that leave its value unchanged. A mask, for example, changes nothing without padding."""
     known: Combination
 
 
@@ -47,8 +47,8 @@ def plan_of(
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return the call, with repeated heads only once, and with scores before a mask that also contains a position
-    bias."""
+    """Return the operations as `Recorded`: repeated heads occur once, and scores exclude a mask that is added with a
+    position bias."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in with_biases(operations)]
     return Recorded(once, answer, heads, dtype)
@@ -113,7 +113,8 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """Return the possible values of a tap, one for each order of axes. Each operation computes some rows."""
+    """Return the possible values of a tap, one for each order of axes. The operations `indices` compute its rows, in
+    order."""
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads
     values = [each if each.size == math.prod(shape) else unrepeated(each, *heads) for each in values]
@@ -127,8 +128,8 @@ def _ways(
 
 
 def _placed(plan: Plan, here: Recorded, rows: int) -> dict[str, list[tuple[Match, list[int]]]]:
-    """Return the operations of each tap that also occur in another call, each with its indices in this call. A loop
-    over rows runs each operation once per row."""
+    """Return the operations of each tap that also occur in another call, with their indices there. If the call loops
+    over rows, an operation has one index per row."""
     learned, keys = plan.port.keys[:-1], here.keys[:-1]
     turns = next((turns for turns in (1, rows) if keys == learned * turns), 0)
     if turns:
@@ -147,7 +148,8 @@ def _in_call(ways: Sequence[Match], moved: Mapping[int, list[int]]) -> list[tupl
 def _made_alike(
     port: Recorded, here: Recorded, found: Mapping[str, Sequence[tuple[Match, Sequence[int]]]]
 ) -> Iterator[str]:
-    """Yield the taps with the same inputs in both calls. Unused experts, for example, may confuse `_moved`."""
+    """Yield the taps that depend on the same earlier taps in both calls. `_moved` may be wrong at others, for example
+    with unused experts."""
     first = {tap: (ways[0][0].index, ways[0][1][0]) for tap, ways in found.items()}
     taps = sorted(first, key=first.__getitem__)
     learned = _sources(port.inputs, [first[tap][0] for tap in taps])
@@ -169,7 +171,8 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """Return a tap's value for each order of axes that agrees with `learned`, or for the least permuted order."""
+    """Return a tap's value in each order of axes that agrees with `learned` or, if none agrees, in the least permuted
+    order."""
     if learned.features and len(learned.features) != shape[-1]:
         return []
     fits = layouts(shape, value.shape, heads)
@@ -182,8 +185,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations to their counterparts in a call that runs other operations. Prefer operations that are inputs of
-    counterparts."""
+    """Map operations to the equal operations of a different call. If several are equal, prefer the input of an
+    operation that is already mapped."""
     moved = dict(common(plan.port.keys[:-1], here.keys[:-1]))
     wanted = {match.index for ways in (plan.matches.values(), *plan.ways.values()) for match in ways}
     used: dict[int, int] = {}

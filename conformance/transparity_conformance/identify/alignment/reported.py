@@ -36,7 +36,8 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop causes that leave another activation of the same line and kind unexplained, and so may be coincidences."""
+    """Drop the causes of a divergence if another divergence of the same line and kind has none: the causes may be
+    coincidences."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -142,7 +143,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Add to each of several causes the first line that the other causes do not explain."""
+    """If a divergence has several causes, add to each cause the first line that only this cause explains."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:

@@ -108,7 +108,7 @@ def _read_sublayers(found: FoundFields, parts: Parts) -> None:
     found.read_names("gated", "feed_forward_bias", *(["router_bias"] if experts else []))
     if experts and (forwards or any(each.fields != experts[0].fields for each in experts)):
         raise ForeignError(
-            "Layers differ in the fields of their experts, or some have no experts; expected equal fields everywhere."
+            "The experts differ between layers, or some layers have none; expected equal experts in every layer."
         )
 
 

@@ -206,9 +206,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
             proof = proved(probes, answer)
         return proof
     except ModuleError as error:
-        error.add_note(
-            "`check` makes the same call; replace the module by a function that pads the inputs and cuts the output."
-        )
+        error.add_note("`check` makes the same call; pass a function that pads the inputs and cuts the output instead.")
         raise
     finally:
         subject.model.assign(subject.values)

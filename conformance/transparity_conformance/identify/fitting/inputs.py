@@ -20,7 +20,7 @@ LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 
 FIRST, LAST = 12, 4
-"""The numbers of first and last tokens of a large vocabulary that may be the padding token."""
+"""How many of the first and the last tokens of a large vocabulary are tried as padding."""
 
 MOST = 512
 
@@ -29,7 +29,7 @@ Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the size of each input's table, and inputs that the module accepts."""
+    """Return inputs that the module accepts, and the number of rows in the table of each input."""
     if "pixels" in subject.names:
         return _of_image(subject)
     if subject.names.get("source") in FRAMES:
@@ -190,7 +190,7 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
 BATCH = 3
 
 NO_IMAGES = "The module takes images, but no parameter maps square patches; expected a kernel or a matrix."
-NO_FRAMES = "The module takes frames of audio, but it lacks two successive convolutions over time of width 3."
+NO_FRAMES = "The module takes frames of audio, but has no two successive convolutions over time of width 3."
 
 
 def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:

@@ -26,7 +26,8 @@ SAME_MASK = 'with an attention_mask, "causal" and "causal-and-padding" have the 
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of masks, given a plain call, a call with padding and any call with a mask."""
+    """Add the fields of masks. `calls` are a call without padding, a call with padding and, if the module reads masks,
+    a call with a mask."""
     weights = ((call, zip(parts.every(Attention), softmaxes(call), strict=False)) for call in calls)
     scores = [{name: scores_of(each, call.operations) for name, each in pairs} for call, pairs in weights]
     plain, padded = scores[:2]
@@ -58,7 +59,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: Mapping[str, Scores])
         if "layer_types" in found.fields:  # some layers are recurrences
             if len(windowed) < len(own):
                 raise FitError(
-                    "Layers differ both in their windows and in having a recurrence; expected one kind of difference."
+                    "Some layers have a recurrence, and some attentions no window; expected one of these differences."
                 )
             for fields in found.fields["layer_overrides"].values():
                 fields["sliding_window"] = None

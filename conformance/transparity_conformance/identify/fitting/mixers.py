@@ -113,7 +113,7 @@ def _read(found: FoundFields, one: Recurrence, operations: Sequence[Operation], 
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps unchanged, and then without a bias that may belong to the time steps."""
+    """Yield the linear maps, and then variants without one bias, which may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -122,8 +122,8 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
 
 
 def _rates(one: Recurrence, columns: Columns, operations: Sequence[Operation], values: Arrays) -> Iterator[_Rates]:
-    """Yield features that may be time steps: one operation adds a vector to them, with one number per head, and another
-    computes −exp(rate) · time step. Time steps may be clipped."""
+    """Yield features that may be time steps. One operation must add to these features a vector with one number per
+    head. Another operation must multiply the time step, which may be clipped, by −exp(rate)."""
     rows, wide = len(one.given), one.maps["output"].weight.shape[1]
     tried: set[tuple[str, tuple[int, ...]]] = set()
     for (bias, vector), operation in itertools.product(values.items(), operations):
@@ -145,7 +145,7 @@ def _rates(one: Recurrence, columns: Columns, operations: Sequence[Operation], v
 
 
 def _is_clipped(step: np.ndarray, bounded: np.ndarray) -> bool:
-    """Return whether `bounded` is `step`, clipped to the range of `bounded`, which clips not all elements."""
+    """Return whether `bounded` is `step`, clipped to the range of `bounded`; some elements must not be clipped."""
     least, most, near = bounded.min(), bounded.max(), SAME * np.abs(bounded).max()
     inside = (bounded > least + near) & (bounded < most - near)
     wrong = np.abs(bounded - np.clip(step, least, most)).max(), np.abs(bounded - step)[inside].max(initial=0)
@@ -155,8 +155,8 @@ def _is_clipped(step: np.ndarray, bounded: np.ndarray) -> bool:
 def _assigned(
     one: Recurrence, columns: Columns, convolved: list[int], rates: _Rates, values: Arrays
 ) -> Iterator[_Reading]:
-    """Yield every assignment of the other features and vectors to roles. Beta is before or after the gate in a gated
-    delta network; Mamba-2 has a skip vector instead."""
+    """Yield every assignment of the remaining features and vectors to roles. In a gated delta network, these features
+    are the gate, with beta before or after it. In Mamba-2, they are only the gate, and a vector is the skip."""
     heads, wide = rates.step.shape[2], one.maps["output"].weight.shape[1]
     left = columns.without(convolved, rates.features)
     betas, mixer, skips = [left[-heads:], left[:heads]], "gated-delta", [""]

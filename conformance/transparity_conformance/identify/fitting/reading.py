@@ -86,7 +86,9 @@ def _read_scores(
     if fields is None:
         raise FitError("Scores depend on positions in an unknown way; expected rotary, relative or ALiBi positions.")
     if fields["rotary_dim"] <= FEW:
-        found.untold["rotary_scaling"] = "so few angles fit several pairs of rope_theta and scaling; try wider heads"
+        found.untold["rotary_scaling"] = (
+            "the heads have too few angles to determine both rope_theta and a scaling; try wider heads"
+        )
     found.fields |= fields | ({"rotary_dim": None} if fields["rotary_dim"] == attention.head_dim else {})
 
 
@@ -123,7 +125,7 @@ def _read_scale(
 def _read_relative(
     found: FoundFields, stack: str, rows: np.ndarray, is_left: Callable[[np.ndarray], bool], apart: np.ndarray
 ) -> bool:
-    """Add the fields of relative positions and return True if the scores' bias consists of `rows`."""
+    """If the bias of the scores consists of `rows`, add the fields of relative positions. Return whether it does."""
     buckets, both = len(rows), stack == "encoder"
     exact = buckets // (4 if both else 2)
     candidates = dict.fromkeys([128, 64, 256, *range(exact + 1, 4 * buckets + 2 * len(apart))])

@@ -70,7 +70,8 @@ class End:
     """The fields with which the reference may pool the states, if any."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield (value, is_state) for each value that the head may read; a mean of states is no state."""
+        """Yield the input that the head would read from the states `x`, and whether it is a state (not a mean), for
+        each possible pooling."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.pooling and self.value.shape == x.shape:
@@ -171,7 +172,7 @@ class _Walk:
     def _normed(
         self, made: Stream, name: str, x: np.ndarray, begin: int = 0, end: int | None = None
     ) -> Iterator[Stream]:
-        """Yield the stream with a norm of `x`, for each value between two operations that is such a norm."""
+        """Yield a stream for each value that is a norm of `x`, among the values of the operations `begin` to `end`."""
         last = len(self.operations) if end is None else end
         for value in [value for index, value in self.values if begin <= index < last and value is not x]:
             norm = self._norm(made, x, value)
@@ -198,8 +199,8 @@ class _Walk:
         return is_same(x, given) or self._is_normed(made, name.replace("cross_attention", "memory_norm"), x, given)
 
     def _ends(self, made: Stream) -> Iterator[Stream]:
-        """Yield the stream with and without a final norm or, before a head, the first that leads to the head's input,
-        possibly with a factor. A norm may also follow the choice of a state."""
+        """Yield the stream with and without a final norm. If there is a head, yield only the first stream that leads to
+        the head's input, possibly with a factor. The norm may also follow the pooling."""
         final = f"{self.stack}.final_norm"
         every = itertools.chain([made], self._normed(made, final, made.output))
         if self.end is None:

@@ -41,11 +41,12 @@ class Attention(Sublayer):
 
 @dataclass(frozen=True, eq=False)
 class FeedForward(Sublayer):
-    """The maps `up` and `down`, or `gate`, `up` and `down`; the activation tells which of two is the gate."""
+    """The maps `up` and `down`, and possibly `gate`. The order of `gate` and `up` is known only after the
+    activation."""
 
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""The operations that reveal an attention or a recurrence."""
+"""The softmax of an attention, or the convolutions and linear maps of a recurrence."""
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
@@ -132,8 +133,9 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
-    """Return the attention, and the part of a fused map that it does not read. Query and key are the first features
-    besides the value's. If the value's features are apart, query, key and value alternate by groups of heads."""
+    """Return the attention, and the features of fused maps that the attention does not read. Without the value's
+    features, the first features are query and key. If the value's features are not contiguous, query, key and value
+    alternate by groups of heads."""
     (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")

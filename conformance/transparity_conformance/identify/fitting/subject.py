@@ -22,12 +22,12 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.isolation import RemotePort
 
 SPREAD = 0.3
-"""The deviation of a vector's random elements around its mean initial value, clipped to ±1. Initial values of a
-recurrence would give short time steps, which hardly change its states."""
+"""The standard deviation of a vector's random elements. Their mean is the mean of the initial values, clipped to ±1.
+Without clipping, the initial values of a recurrence would give time steps so short that its states hardly change."""
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""The loop in a model's code. `batch second` means no loop, and the axes (positions, rows, …)."""
+"""How a model's code loops. `batch second` means no loop, but the axes (positions, rows, …)."""
 
 KERNEL = 4
 
@@ -75,9 +75,9 @@ class FittedModel:
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
         self.loose: set[str] = set()
-        """Images or audio of which the model accepts any number of patches or frames."""
+        """The image or audio inputs for which the module accepts any size."""
         self.renamed: dict[str, str] = {}
-        """The previous names of inputs that are images."""
+        """The previous name of each input that turned out to be an image."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)

@@ -40,7 +40,8 @@ AT_LEAST = 16
 """The fewest directions for each kind of parameter; with fewer, an error may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""For a large model, the fewest directions, and the points at which rounding is measured."""
+"""For a large model: the fewest directions of each kind of parameter, and the number of points at which rounding is
+measured."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
 """The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache; 256 MB for a large model."""
@@ -125,7 +126,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Derivatives per forward pass: one unless each row of a batch can have its own perturbation."""
+        """The number of derivatives per forward pass; 1 if rows of a batch cannot have different perturbations."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -185,8 +186,8 @@ ALL_AT_ONCE = 8
 """Directions that change all parameters; almost every direction reveals a wrong gradient."""
 
 FAINTEST = 1e-2
-"""Directions are divided by the gradient's norm, or by this share of the median norm if that is larger. The true
-gradient of a key's bias is often 0, and a tiny divisor would amplify rounding."""
+"""A direction is divided by the norm of the parameter's gradient, but at least by this share of the median norm. The
+true gradient of a key's bias is often 0, and a tiny divisor would amplify rounding."""
 
 POINTS = 3
 """The largest number of points at which rounding is measured; one point is enough for most right gradients."""

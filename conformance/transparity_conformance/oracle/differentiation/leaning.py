@@ -138,7 +138,8 @@ def repeated(value: np.ndarray, times: int) -> np.ndarray:
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the perturbations of stacked batches, of `size` rows each; `mine` maps perturbed batches to directions."""
+    """Return the perturbation of each row in `count` stacked batches of `size` rows; `mine` maps a batch to its
+    direction. Other batches are not perturbed."""
     found = [np.zeros((count, part.shape[1])) for part in parts]
     for whole, part in zip(found, parts, strict=True):
         whole[list(mine)] = part[list(mine.values())]

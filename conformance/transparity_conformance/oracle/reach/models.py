@@ -121,8 +121,8 @@ class ReachProbe(Probe):
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the tolerance of the logits, at least as large as in short calls of the model. With `in_sequence`,
-        also measure point 0, where sums over keys are running totals, which takes long."""
+        """Return the tolerance of the logits, at least the tolerance of the model's short calls. With `in_sequence`,
+        also measure rounding with running totals as sums over keys, which takes long."""
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
         return budget_of(noise, self.oracle.scale("logits"), dtype)
@@ -131,13 +131,13 @@ class ReachProbe(Probe):
 @dataclass(eq=False)
 class ReachModel:
     name: str
-    """One of `ITSELF`, `given a mask`, `long`, `deep`, `wide` and `vocabulary`."""
+    """`ITSELF`, `given a mask`, `long`, `deep`, `wide` or `vocabulary`."""
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
     """(batch size, length of each input) of each call."""
     is_asked: bool = False
-    """Whether the model is the user's own."""
+    """Whether `config` is the configuration that the user gave."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -224,9 +224,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator, masks: int) -> Arrays:
-    """Return an attention mask and token types, if the model reads them. The mask hides nothing, padding and one token,
-    or padding and some first tokens, by the sum of batch size, length and `masks`. Rows differ, and their lengths are
-    not in order."""
+    """Return an attention mask and token types, if the model reads them. The mask hides either nothing, or padding and
+    one token, or padding and some first tokens. The sum of batch size, length and `masks` selects one of these."""
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:
@@ -284,8 +283,8 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model and its calls. If another model covers lengths up to `reached`, longer calls are near a threshold
-    or a power of two. Other calls are short or have the length `RAGGED`."""
+    """Return a model and its calls. `reached` is the longest length that another model covers; beyond it, call only
+    lengths near a threshold or a power of two. In this case, all other calls are short or have the length `RAGGED`."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}

@@ -64,7 +64,8 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return an input's tokens (calls, batch, length): all ids in order, or evenly spaced ids if too many."""
+    """Return the tokens of an input (calls, batch, length): all ids in order, or evenly spaced ids if there are more
+    ids than positions."""
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     if count < len(every):

@@ -75,7 +75,7 @@ def embedding(heard: RecordedCall, tokens: np.ndarray, types: np.ndarray | None,
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""The sum of embeddings and positions, the factor of the embeddings, and the positions."""
+"""(sum of the embeddings and positions, factor of the embeddings, positions)."""
 
 
 def positioned(plain: Embedding, sums: Iterator[Sum], others: Arrays) -> Embedding | None:
@@ -114,8 +114,8 @@ def _positions(left: np.ndarray, others: Arrays) -> tuple[Mapping[str, Any], Arr
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield a `Sum` for each operation that adds positions. The embeddings' factor is 1 or, if `is_scaled`, √width or
-    another number. Differences between rows of the batch, which contain no positions, determine that number."""
+    """Yield a `Sum` for each operation that adds positions. The factor of the embeddings is 1 or, if `is_scaled`,
+    √width or any number. To find the number, compare rows of the batch, because their positions are equal."""
     across = looked_up - looked_up.mean(0)
     for operation in operations:
         if operation.value.size != looked_up.size:

@@ -20,7 +20,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 FEW = 3
-"""The most digits of the multiplier in an equivalent pair (scale, multiplier) that a report names."""
+"""A report names an equivalent pair (scale, multiplier) only if the multiplier has at most this many digits."""
 
 
 @dataclass
@@ -43,8 +43,8 @@ class FoundFields:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def read_names(self, *fields: str) -> None:
-        """Determine `fields`, which only decide which parameters exist: the reference must have all parameters that
-        were found, and as few others as possible. A field comes after the fields on which its effect depends."""
+        """Determine fields that only decide which parameters exist. The reference must have all parameters that were
+        found, and as few others as possible. List a field after the fields on which its effect depends."""
         for name in fields:
             default = bool(TransformerConfig.__dataclass_fields__[name].default)
             ways: dict[bool, tuple[int, int]] = {}
@@ -78,8 +78,8 @@ class FoundFields:
     def put_factor(
         self, name: str, factor: float, bases: Mapping[str, float], error: Callable[[float], float] | None = None
     ) -> None:
-        """Add `{name}_scale` and `{name}_multiplier`: the pair with the simplest multiplier. `bases` has each scale's
-        factor for a multiplier of 1."""
+        """Add the fields `{name}_scale` and `{name}_multiplier` whose product is `factor`, with the simplest possible
+        multiplier. `bases` maps each scale to its factor."""
         options = []
         for index, (scale, base) in enumerate(bases.items()):
 

@@ -52,7 +52,6 @@ class Head:
     fields: Mapping[str, Any]
     maps: Mapping[str, Linear] = field(default_factory=dict)
     norm: Norm | None = None
-    """The norm of a transform."""
 
     @property
     def kind(self) -> str:
@@ -63,7 +62,7 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """Return the input (rows, width) of the head's first linear map, or `output`."""
+        """Return the input (rows, width) of the head's first linear map; without linear maps, return `output`."""
         first = next(iter(self.maps.values()), None)
         return output.reshape(-1, width) if first is None else first.given
 

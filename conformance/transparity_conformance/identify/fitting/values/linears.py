@@ -164,7 +164,8 @@ class Columns:
         by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
         times: np.ndarray | None = None,
     ) -> list[int] | None:
-        """Return the indices of each feature of `wanted` in by(made) · times, if all are found and distinct."""
+        """For each feature of `wanted`, find the column of by(made) · times with equal numbers. Return None unless all
+        columns are found and distinct."""
         made, times = by(self.made), np.ones_like(wanted) if times is None else times
         scale = np.abs(wanted).max(initial=0.0)
         # Compare a few rows first, to exclude most candidates quickly.
@@ -181,8 +182,8 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return a linear map of the features `chosen`. Consecutive features share a map's memory. Raise `FitError` for
-        different inputs or no features."""
+        """Return a linear map that computes only the features `chosen`. Raise `FitError` if `chosen` is empty, or if
+        the features have different inputs."""
         sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]

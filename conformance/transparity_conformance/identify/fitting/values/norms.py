@@ -44,7 +44,7 @@ class Norm:
 class Norms:
     vectors: Mapping[str, np.ndarray]
     are_biasless: bool = False
-    """Whether a layer norm may lack a bias. A first search of stacks requires biases."""
+    """Whether the search tries layer norms without a bias; a first search requires biases."""
 
     def between(self, x: np.ndarray, made: np.ndarray, used: Collection[str] = ()) -> Norm | None:
         """Return the norm that turns `x` into `made`, with parameters that are not `used`."""
@@ -70,7 +70,7 @@ class Norms:
     def _fitted(
         self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return each candidate's `difference` from `made` and the factors of its rows, all at once for speed."""
+        """Fit all candidates at once: return each candidate's `difference` from `made`, and its factor for each row."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])

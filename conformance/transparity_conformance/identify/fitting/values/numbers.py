@@ -39,8 +39,8 @@ def digits(value: float) -> int:
 def settle(
     estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
 ) -> float:
-    """Return a simple number that fits as well as `estimate`: `preferred`, or few digits. `error` returns a number's
-    relative error; errors within the rounding of `precision` do not count."""
+    """Return the simplest number that fits as well as `estimate`: a `preferred` number, or `estimate` with few digits.
+    `error` returns the relative error of a number; errors within the rounding of `precision` do not count."""
     bound = 2 * error(estimate) + RULES[precision].floor * epsilon(precision)
     rounded = (float(f"{estimate:.{count}e}") for count in range(DIGITS))
     for value in (*preferred, *rounded):

@@ -22,7 +22,8 @@ LOW, HIGH = 1.0, 4.0
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values with the norms of the query's vectors, and with the same vectors at the first position."""
+    """Yield values that may be the rotated query: vectors have the same norms, and the vectors at position 0 are
+    unchanged."""
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -62,7 +63,7 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
 
 
 def _frequencies(angles: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return each pair's angle per position, of which later positions are more exact, and the number of positions."""
+    """Return each pair's angle per position, and the number of positions. Later positions give more exact angles."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))

@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LEAST, MOST = 1e-9, 1e3
-"""The relative range by which a softcap may exceed the largest capped score."""
+"""The search for a softcap starts at (1 + LEAST) × the largest score, and ends at (1 + MOST) × the largest score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,8 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return a mask of the scores with weight 0, or with one number in all heads; and the number."""
+    """Return the mask of hidden scores, and the number that replaces or is added to them. A score is hidden if it has
+    the same number in all heads, or the weight 0."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)
@@ -64,7 +65,8 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask hides the same keys in all rows of the batch and, in addition, whole keys or queries."""
+    """Return whether a mask looks regular: each row of the batch hides the same keys, apart from whole keys or whole
+    queries."""
     hidden = masked.all(0, keepdims=True)
     columns, rows = ((masked | hidden).all(axis, keepdims=True) for axis in (1, 2))
     return bool(((hidden | columns) == masked).all() or ((hidden | rows) == masked).all())

@@ -114,7 +114,7 @@ def _placed(
 
 
 def _patches(heard: RecordedCall, values: Arrays) -> Iterator[tuple[Embedding, np.ndarray]]:
-    """Yield possible embeddings before the positions: mapped patches, behind a class token or not."""
+    """Yield possible embeddings without positions: the mapped patches, with or without a class token before them."""
     pixels = heard.inputs["pixels"].astype(np.float64)
     for kernel in patch_kernels(values):
         if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
@@ -152,7 +152,7 @@ def _frames(heard: RecordedCall, values: Arrays) -> Iterator[tuple[Embedding, np
 def _convolved(
     heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield gelu(convolution(x) + bias) and the bias's name, for each bias with which an operation computes it."""
+    """Yield (gelu(convolution(x) + bias), name of the bias) for each bias with which the module computes this value."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
             made = convolved({"weight": kernel, "bias": bias}, x, stride)

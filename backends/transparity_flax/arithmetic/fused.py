@@ -26,7 +26,7 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLi
     """Return whether fused attention can replace the explicit computation.
 
     This requires that no tap function is used, that masked keys have the weight 0, and that scores are not capped. XLA
-    must also sum in at least float32.
+    must also sum products of `dtype` in at least float32.
     """
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 

@@ -54,7 +54,7 @@ class ShardedForward(FlaxForward):
 class ShardedBackend(CheckedShardedBackend[ShardedForward]):
     """A `transparity.protocol.Backend` over a mesh of data × tensor devices.
 
-    The mesh consists of JAX's first default devices or, if there are too few, of its first CPU devices.
+    The mesh consists of the first devices of JAX's default platform or, if these are too few, of the first CPU devices.
     """
 
     name = "flax"

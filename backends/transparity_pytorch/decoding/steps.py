@@ -61,7 +61,8 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length vocab"]:
-    """Return the logits after each of the next `tokens`, the same as in a full forward pass, and update `cache`.
+    """Return the logits after each of the next `tokens`, and update `cache`. The logits equal the logits of a full
+    forward pass.
 
     At a padding position, the mask may hide every key. All keys of the cache then have equal weights, and the logits at
     this position depend on the capacity of the cache.
@@ -109,7 +110,8 @@ def next_logits(
     new: int,
     step: Step = step,
 ) -> NextLogits:
-    """Return the logits after each row's first `lengths` tokens, of which at most the last `new` are not in the cache.
+    """Return the logits after each row's first `lengths` tokens; all except the last `new` of these tokens are in the
+    cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

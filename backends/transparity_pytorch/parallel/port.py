@@ -132,7 +132,7 @@ class ShardedForward(PytorchForward):
 
 
 def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
-    """Return the logits of a step; the mixers' arrays in the cache are distributed over the tensor ranks."""
+    """Distribute the cached arrays of the mixers over the tensor ranks, and return the logits of a step."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
         assert isinstance(layer, Layer)
         mixer = MIXERS[layer.config.mixer]
@@ -176,6 +176,6 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
 
 
 def _a_gpu_for_each() -> bool:
-    """Return whether this machine has a GPU for each rank, because NCCL refuses two ranks on one GPU."""
+    """Return whether this machine has a GPU for each of its ranks; NCCL does not allow two ranks on one GPU."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
     return torch.cuda.device_count() >= int(ranks)

@@ -40,8 +40,7 @@ def attention(
     """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
     Without a bias, the kernel is called without the array of a causal or full mask, which is faster. On a CPU, a mask
-    of the kind `some` or of unknown kind is first compared with the causal and the full mask, except during
-    compilation.
+    whose kind is `some` or unknown is compared with the causal and the full mask; compiled code skips this comparison.
 
     The kernel would return zeros for a query whose keys are all masked. Such a query is set to 0 and its keys are
     unmasked, so that their weights are equal, as in the explicit computation.

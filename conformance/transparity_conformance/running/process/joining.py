@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Replicas:
     name: str
     relative: float
-    """`gap`, divided by the largest absolute value."""
+    """`gap`, divided by the largest absolute value on rank 0."""
     gap: float
     ranks: tuple[int, int]
 
@@ -101,8 +101,8 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """A selection of the operations whose values are equal on all ranks. A port's first call determines the selection
-    for later calls with the same operations, because shards of a shorter input may be equal by chance."""
+    """The operations whose values are equal on all ranks. The first call of a port determines them for later calls,
+    because shards of a shorter input may be equal by chance."""
 
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}

@@ -38,7 +38,7 @@ MISSHAPEN = 2**26
 """The number of bytes by which an answer may exceed its expected size, so that a wrong shape can be reported."""
 
 PATIENCE = 1.0
-"""The seconds without a byte after which the checker tests whether the port's process still runs."""
+"""If no byte arrives for this number of seconds, the checker tests whether the port's process still runs."""
 
 DEPTH = 8
 """The largest depth of nested containers in an answer. Deeper containers stay in the port's process."""
@@ -93,7 +93,8 @@ def receive_request(connection: socket.socket) -> bytes:
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
-    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns a number for it.
+    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns the object's
+    number.
 
     Raises `ValueError` if the arrays have more than `largest` bytes. The size is tested before copying, because a view
     of one number may claim petabytes.
@@ -190,7 +191,7 @@ def largest_answer() -> int:
 
 
 class _Decoder:
-    """Decodes an answer whose arrays have `size` bytes together; `chunks` yields the given number of the next bytes."""
+    """Decodes an answer whose arrays have `size` bytes together; `chunks(n)` yields the next n bytes in pieces."""
 
     def __init__(self, chunks: Callable[[int], Iterator[bytes]], size: int, handle: Callable[..., Handle]) -> None:
         self.chunks, self.size, self.left, self.handle = chunks, size, size, handle

@@ -179,8 +179,8 @@ def check_step(
 ) -> dict[str, Any]:
     """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` for a wrong argument.
 
-    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result has
-    None for an absent argument, and leaves out an absent `source`.
+    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result has no
+    `source` if `source` is None; every other argument is in the result, even if the value is None.
     """
     _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
@@ -224,7 +224,7 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
 
 
 def _check_angles(config: TransformerConfig, lengths: np.ndarray, longest: int) -> None:
-    """Raise `InputError` if keys in the cache were rotated by other angles than keys in a row of `longest` tokens."""
+    """Raise `InputError` if a row of `longest` tokens needs other rotary angles than the keys in the cache have."""
     for limit in config.angle_limits:
         if lengths.min() <= limit < longest:
             raise InputError(

@@ -200,8 +200,8 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the parameter with the values of each tensor of the folder: the names are equal, or one name is the other
-    name with a prefix. If other parameters are copies of the found parameter, their gradients are added."""
+    """Find the parameter with the values of each tensor in the folder. Both names are equal, or one name has an
+    additional prefix. If other parameters are copies of the found parameter, their gradients are added."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]

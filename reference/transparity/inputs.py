@@ -179,8 +179,8 @@ def check_step(
 ) -> dict[str, Any]:
     """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` for a wrong argument.
 
-    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result has no
-    `source` if `source` is None; every other argument is in the result, even if the value is None.
+    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result leaves
+    out an absent `source`. For every other absent argument, the result has None.
     """
     _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
@@ -199,7 +199,7 @@ def check_step(
     if attention_mask is not None:
         if config.padding != "attention-mask" or (config.has_encoder and source is None):
             raise InputError(
-                f"A step of this {config.architecture} was given an attention_mask, which it does not read."
+                f"A step of this {config.architecture} does not read the given attention_mask; omit the mask."
             )
         shape = checked.get("source", checked["tokens"]).shape
         attention_mask = _checked_further(config, "attention_mask", attention_mask, shape)

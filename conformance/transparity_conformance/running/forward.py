@@ -76,7 +76,7 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
     first, *others = inputs
     names = {name: name for name in others} | {first: first if first in parameters else next(iter(parameters), first)}
     if unknown := [name for name, own in names.items() if own not in parameters]:
-        raise PortError(f"The port takes ({', '.join(parameters)}); expected {unknown[0]} among them.")
+        raise PortError(f"The port takes ({', '.join(parameters)}); expected {unknown[0]} as one of these inputs.")
     return {names[name]: value for name, value in inputs.items()}
 
 

@@ -222,7 +222,9 @@ def fails_only_the_audit(report: Report) -> bool:
 
 
 def unlocated(report: Report) -> str:
-    return f"{report.first_divergence or 'The output'} exceeds the tolerance, but no single step was compared."
+    return (
+        f"{report.first_divergence or 'The output'} exceeds the tolerance; the checker could not compare single steps."
+    )
 
 
 def another_model(report: Report) -> str:
@@ -353,4 +355,4 @@ def _tie(fault: Divergence) -> str:
     also = ", ".join(fault.indistinguishable)
     splits = f"the probe {fault.split_by} would distinguish them" if fault.split_by else "no probe distinguishes them"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
-    return f"{also} would explain the difference as well as {named}; {splits}."
+    return f"{also} and {named} explain the difference equally well; {splits}."

@@ -123,7 +123,7 @@ def taps_and_logits(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     if case == "llama":  # with as many keys as heads, code that confuses the two axes raises no error
         inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
         oracle = forward_oracle(probe.config, probe.parameters, inputs)
-        where = "logits of a text with one token per head"
+        where = "logits of a text with as many tokens as heads"
         yield record.oracle(oracle, where, forward(**inputs)["logits"], "logits")
 
 

@@ -177,7 +177,8 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 def check_step(
     config: TransformerConfig, tokens: Any, lengths: Any, source: Any, valid_lengths: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
-    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` for a wrong argument.
+    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` if an argument is
+    wrong.
 
     `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result leaves
     out an absent `source`. For every other absent argument, the result has None.

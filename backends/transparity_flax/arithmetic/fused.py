@@ -16,7 +16,8 @@ from transparity_flax.shapes import Bias, MaskArray, Queries, Sinks
 from transparity_flax.state.context import Mask
 
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
-"""Precisions in which XLA sums products in at least float32. On a CPU, XLA sums float16 products in float16."""
+"""Precisions in which XLA sums products in at least float32. float16 is missing, because XLA sums float16 products in
+float16 on a CPU."""
 
 BLOCK = 128
 """Queries per block; a block is multiplied only with the keys up to the position of its last query."""

@@ -32,8 +32,8 @@ def extend_beams(
 ) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best beams; return their state, parent beams and new tokens.
 
-    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`, and
-    keeps its score.
+    `following` has the log probability of each token as the next token. A beam that has ended is extended only by
+    `filling_id`, and keeps its score.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -95,7 +95,6 @@ def _extended(
     cache: Cache | None,
     length_penalty: float,
 ) -> tuple[BeamState, Int[Array, "rows length"], Cache | None]:
-    """Extend every beam by one token; return the tokens, the cache and the state of the best beams."""
     batch, beams = state.score.shape
     following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, -1)
     state, beam, token = extend_beams(config, state, following, length_penalty)

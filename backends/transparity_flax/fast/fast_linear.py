@@ -45,7 +45,7 @@ def _linears(model: Transformer) -> list[nnx.Linear]:
 def _weight_in_front(
     x: Float[Array, "*batch features_in"], weight: Float[Array, "features_out features_in"], _: Any, **named: Any
 ) -> Float[Array, "*batch features_out"]:
-    """Return x Wᵀ, computed as (W xᵀ)ᵀ; `nnx.Linear` calls this function instead of `dot_general`."""
+    """Return x Wᵀ, computed as (W xᵀ)ᵀ; `packed` makes `nnx.Linear` call this function."""
     product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())), **named)
     return jnp.moveaxis(product, 0, -1)
 

@@ -29,8 +29,8 @@ def extend_beams(
 ) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best beams; return their state, parent beams and new tokens.
 
-    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`, and
-    keeps its score.
+    `following` has the log probability of each token as the next token. A beam that has ended is extended only by
+    `filling_id`, and keeps its score.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape

@@ -94,7 +94,8 @@ def step(
 
 
 def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None if `config.prefixes_agree` is false or `longest` exceeds `max_length`."""
+    """Return a cache for `tokens`; None if `config.prefixes_agree` is false, or if a row has more than `max_length`
+    tokens (`longest`)."""
     config = model.config
     if not config.prefixes_agree or longest > config.max_length:
         return None

@@ -1,4 +1,4 @@
-"""Faster linear maps for inference on CPUs, by oneDNN with weights in its packed layout.
+"""Faster linear maps for inference on CPUs: oneDNN multiplies by weights that are stored in oneDNN's packed layout.
 
 By default, PyTorch multiplies matrices by MKL, which does not pack weights and is fastest on Intel processors. A
 product with a single row, as in decoding, takes as long as reading the weight. The fastest library for this product

@@ -43,7 +43,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome; `followed` if the port rightly refuses a config.json without the field."""
+        """The outcome in counts: `outcome`, but `followed` if the port refuses a config.json without the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 

@@ -61,7 +61,7 @@ def in_pytorch(
     """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0.
 
     The loss contains the auxiliary loss of routers times `router_aux_loss_coef`. If the loss that the model computes
-    from labels does not contain the auxiliary loss times `of_labels`, add the difference.
+    from labels contains another multiple of the auxiliary loss than `of_labels`, add the difference.
     """
     import torch
 

@@ -163,7 +163,7 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on floating-point values, given the results of all nodes.
+        """Record the operations whose results are floats; `values` contains the results of all nodes.
 
         A node whose results are not floats is not recorded, but connects the operations before and after the node. If
         the record already has operations, the input `given` is the result of the last operation.

@@ -293,7 +293,7 @@ class TransformerConfig:
     the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor. Sequences longer than
     `rotary_original_length` use a second list of factors instead (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
-    """Number by which rotary scaling divides positions or angles."""
+    """Divisor of positions (`linear`) or of slow angles (`llama3`, `yarn`) in rotary scaling."""
     rotary_slow_turns: float = number(1.0, POSITIVE)
     """Angles that make fewer turns than this number in `rotary_original_length` positions are slow."""
     rotary_fast_turns: float = number(4.0, POSITIVE)

@@ -1,7 +1,7 @@
 """The descriptions of variants of a model: mixers, inputs, and scalings of rotary angles.
 
-`parts/tables.py` has a row for each variant. The configuration reads that file, so this file imports the configuration
-only for types.
+`parts/tables.py` has a row for each variant. The configuration imports `parts/tables.py`, so this file imports the
+configuration only for types.
 """
 
 from __future__ import annotations

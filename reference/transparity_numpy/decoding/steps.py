@@ -104,7 +104,8 @@ def step(
 def cache_for(
     config: TransformerConfig, parameters: Parameters, tokens: GeneratedIds, longest: int, source: SourceIds | None
 ) -> Cache | None:
-    """Return a cache for `tokens`, or None if `config.prefixes_agree` is false or `longest` exceeds `max_length`."""
+    """Return a cache for `tokens`; None if `config.prefixes_agree` is false, or if a row has more than `max_length`
+    tokens (`longest`)."""
     if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)

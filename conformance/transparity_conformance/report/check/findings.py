@@ -236,7 +236,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`, if the causes explain all errors."""
+    """If the causes explain all errors, return `With this fixed, the rest agrees (remaining error 9e-07).`"""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""

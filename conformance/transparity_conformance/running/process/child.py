@@ -53,7 +53,7 @@ MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError
 
 class PortProcess:
     """The process of a port, which answers one request at a time. `environment` contains additional environment
-    variables. Messages call the process `who`. `ProcessGroup` explains the other arguments."""
+    variables. Messages call the process `who`. `ProcessGroup` explains `spec`, `timeout`, `adapter` and `is_small`."""
 
     def __init__(
         self,

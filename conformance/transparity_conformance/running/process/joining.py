@@ -108,8 +108,9 @@ class Whole:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, port: Handle, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """Return the operations of rank 0 whose values are equal on all ranks, and the data flow between them. If the
-        ranks run different operations, as pipeline stages do, return all operations of rank 0."""
+        """Return the operations of rank 0 whose values are equal on all ranks. A returned operation refers to the
+        nearest returned operations that computed its inputs. If the ranks run different operations, as pipeline stages
+        do, return all operations of rank 0."""
         if len(by_rank) == 1:
             return list(by_rank[0])
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]

@@ -1,4 +1,4 @@
-"""The JAX column's `transparity.protocol.Harness`: access to its functions and modules by name."""
+"""The JAX column's `transparity.protocol.Harness`: access to the column's functions and modules by name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class FlaxModule:
 def _applied(
     graph: nnx.GraphDef[Any], with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, jax.Array], State]:
-    """Return the module's result, its activations if `with_taps`, and its new state, which batch norms update."""
+    """Return the module's result, the activations (with `with_taps`), and the module's state, which batch norms
+    update."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
     tap: dict[str, Any] = {"tap": recording(recorded)} if with_taps else {}
@@ -141,7 +142,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """Compile `function`, with arguments other than arrays as static. If no argument is an array, return `function`."""
+    """Compile `function`; arguments that are not arrays are static. If no argument is an array, return `function`."""
     if not any(isinstance(value, jax.Array) for value in [*arguments, *named.values()]):
         return function
     numbers = [place for place, value in enumerate(arguments) if not isinstance(value, jax.Array)]

@@ -114,7 +114,7 @@ class FlaxForward(DifferentiableForward):
     array = jax.Array
     loss_of = staticmethod(loss_of)
     start: Start | None = None
-    """The function that starts training; None means that the parameters are on one device."""
+    """The function that starts training on a mesh; None if the model is on one device."""
 
     def __init__(
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
@@ -133,7 +133,8 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """Two structures for gradients, by `training`: with True, batch norms use the statistics of the batch."""
+        """The model's structures for gradients: with the key True, batch norms use the batch's statistics; with False,
+        the running statistics."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)
@@ -221,7 +222,8 @@ class FlaxForward(DifferentiableForward):
         return {name: self._array(value) for name, value in values.items()}
 
     def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
-        """Return the inputs or masks of a forward pass as arrays; a subclass distributes their rows over devices."""
+        """Return the inputs or masks of a forward pass as arrays; `ShardedForward` distributes the rows over
+        devices."""
         return self._arrays(values)
 
 

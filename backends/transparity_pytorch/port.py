@@ -57,7 +57,7 @@ class PytorchForward(DifferentiableForward):
 
     @functools.cached_property
     def fastest(self) -> Transformer:
-        """The fastest form of the model, for calls without gradients and taps."""
+        """The model with packed weights, if this is possible, for calls without gradients and taps."""
         fastest = packed(self.model) if can_be_packed(self.dtype, self.device) else self.model
         assert isinstance(fastest, Transformer)
         return fastest

@@ -116,7 +116,7 @@ QUICKLY = (
 """Flags that turn off the slow passes of XLA: small models compile three times as fast, but run more slowly."""
 
 KNOW_FLAGS = ("0.10.",)
-"""The versions of jaxlib with which `QUICKLY` was tested; an unknown flag makes jaxlib end the process."""
+"""The starts of the jaxlib versions that know the flags `QUICKLY`; jaxlib ends the process if a flag is unknown."""
 
 
 def quickly() -> dict[str, str]:

@@ -74,11 +74,12 @@ EPILOG = (
 OPTIONS: dict[str, Any] = tomllib.loads(files(__package__).joinpath("options.toml").read_text(encoding="utf-8"))
 
 SECTIONS: dict[str, str] = OPTIONS.pop("sections")
-"""The options for capabilities, and the result that each option adds to a check."""
+"""The options for capabilities, each with the result that the option adds to a check."""
 
 
 def _listed(command: Callable[..., None]) -> Callable[..., None]:
-    """Give every parameter of a command its row of options.toml, and a flag for each section to `**sections`."""
+    """Annotate every parameter of a command with the parameter's row of options.toml, and replace `**sections` by a
+    flag for each section."""
     rows = OPTIONS["every"] | OPTIONS[command.__name__.rstrip("_")]
     adds = "With --command: also compare" if command.__name__ == "check" else "Also ask for"
     signature, parameters = inspect.signature(command, eval_str=True), list[inspect.Parameter]()
@@ -388,7 +389,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process as Ctrl-C does, even in a background job, for which the shell has turned off Ctrl-C."""
+    """End the process as Ctrl-C does, even if the shell has turned off Ctrl-C for a background job."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
@@ -532,7 +533,7 @@ class TerminalOutput:
             yield system
 
     def locate(self, report: Report) -> None:
-        """Show beside the progress bar where the port differs, before the search for causes starts."""
+        """Show the first wrong activation and line beside the progress bar, before the search for causes starts."""
         from transparity_conformance.report.check.findings import located
 
         self.about = f"{safe(report.port)} {located(report)}"

@@ -2,7 +2,8 @@
 which reads its number of threads during the import.
 
 The threads of a small matrix product would wait for each other in busy loops. With two threads, checks of small models
-take 1.3 times as much processor time as with one. On a busy machine, checks with two threads take four times as much.
+take 1.3 times the processor time of one thread. On a busy machine, two threads take four times the processor time of
+one thread.
 """
 
 import contextlib

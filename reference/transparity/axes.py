@@ -40,4 +40,4 @@ LEGEND = {
     "chunk": ("T", "positions of a chunk"),
     "steps": ("K", "steps of an optimizer"),
 }
-"""The letter of each dimension, and what the dimension counts."""
+"""Each dimension's letter, and a noun for the elements along the dimension."""

@@ -34,7 +34,8 @@ from transparity.sampling import Sampling
 from transparity.training import Training
 
 Inputs = dict[str, Any]
-"""Checked arrays by name: tokens as int64 and masks as bool. None stands for an option that the caller left out."""
+"""Checked arrays by name: tokens as int64 and masks as bool. The value of an argument that the caller left out is
+None."""
 
 
 class CheckedForward(ABC):
@@ -126,7 +127,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _logits(self, inputs: Inputs, out: Any = None) -> Any:
-        """Return the logits. If `out` is given, write them into `out`, which has their shape and dtype."""
+        """Return the logits. If `out` is given, write the logits into `out`, which has the logits' shape and dtype."""
 
     @abstractmethod
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TransparityError(ValueError):
-    """An error with one printable sentence, which says what was given, where, what was expected and what to do."""
+    """An error whose message is one printable sentence: what was given, where, what was expected, and what to do."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(safe(sentence))
@@ -62,7 +62,8 @@ def is_finite(value: Any) -> bool:
 
 
 def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:
-    """Return `value` as an array; raise `error` if NumPy cannot convert it, such as lists of different lengths."""
+    """Return `value` as an array; raise `error` if NumPy cannot convert `value`, for example lists of different
+    lengths."""
     import numpy as np
 
     try:

@@ -177,10 +177,11 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 def check_step(
     config: TransformerConfig, tokens: Any, lengths: Any, source: Any, valid_lengths: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
-    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` for a wrong argument.
+    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` if an argument is
+    wrong.
 
-    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result has
-    None for an absent argument, and leaves out an absent `source`.
+    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. The result leaves
+    out an absent `source`. For every other absent argument, the result has None.
     """
     _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
@@ -199,7 +200,7 @@ def check_step(
     if attention_mask is not None:
         if config.padding != "attention-mask" or (config.has_encoder and source is None):
             raise InputError(
-                f"A step of this {config.architecture} was given an attention_mask, which it does not read."
+                f"A step of this {config.architecture} does not read the given attention_mask; omit the mask."
             )
         shape = checked.get("source", checked["tokens"]).shape
         attention_mask = _checked_further(config, "attention_mask", attention_mask, shape)
@@ -224,7 +225,7 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
 
 
 def _check_angles(config: TransformerConfig, lengths: np.ndarray, longest: int) -> None:
-    """Raise `InputError` if keys in the cache were rotated by other angles than keys in a row of `longest` tokens."""
+    """Raise `InputError` if a row of `longest` tokens needs other rotary angles than the keys in the cache have."""
     for limit in config.angle_limits:
         if lengths.min() <= limit < longest:
             raise InputError(

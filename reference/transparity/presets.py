@@ -64,7 +64,7 @@ _TRANSLATION = TransformerConfig(
 )
 
 _NOTES_DECIDED = (
-    "the document prints no sizes and has no padding: the sizes are from the lecture that it adapts, "
+    "the document prints no sizes and has no padding: the sizes are from the lecture that the document adapts, "
     "and token 0 is padding"
 )
 

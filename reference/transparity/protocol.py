@@ -38,7 +38,7 @@ class Forward(Protocol):
 
         Args:
             out: an array for the logits, with their shape and dtype. Passing the logits of an earlier call saves the
-                time to clear new memory. Use the returned array afterwards, because JAX deletes `out`.
+                time to clear new memory. Afterwards, use the returned array instead of `out`, which JAX deletes.
             tokens: the inputs by name.
         """
 

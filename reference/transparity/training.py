@@ -21,7 +21,7 @@ class Training:
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     """The optimizer: `sgd` with momentum, `adam` (Kingma and Ba 2015) or `adamw` (Loshchilov and Hutter 2019)."""
     learning_rate: float = 1e-3
-    """The learning rate. With `warmup_steps`, the schedule of learning rates is multiplied by this number instead."""
+    """The learning rate. With `warmup_steps`, this number instead multiplies the rate of the schedule."""
     momentum: float = 0.0
     """Momentum of `sgd`: the share of the last step that is added to the next step."""
     betas: tuple[float, float] = (0.9, 0.98)

@@ -1,4 +1,4 @@
-"""The NumPy column's `transparity.protocol.Harness`: access to its functions and modules by name."""
+"""The NumPy column's `transparity.protocol.Harness`: access to the column's functions and modules by name."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "layers.DecoderLayer": layer,
     "mixers.attention.attention": _attention,
 }
-"""Functions that have other names or arguments in this column than in the protocol."""
+"""The functions whose names or arguments in this column differ from the protocol, by the protocol's name."""
 
 
 def _named(name: str) -> Callable[..., Any]:

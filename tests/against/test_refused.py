@@ -105,7 +105,7 @@ def with_input(name: str) -> list[dict[str, Any]]:
 
 
 def test_an_input_of_the_user_that_the_port_lacks_is_named() -> None:
-    with pytest.raises(TransparityError, match=r"expected token_type_ids among them"):
+    with pytest.raises(TransparityError, match=r"expected token_type_ids as one of these inputs"):
         check(Model(same), against=WithFurther(same), inputs=with_input("token_type_ids"))
 
 

@@ -198,7 +198,7 @@ class ImagesByAnotherName(TextOnly):
 
 def test_images_that_a_port_takes_by_another_name_are_not_left_out() -> None:
     model = build(config_of("llava"))
-    with pytest.raises(TransparityError, match=r"takes .*images.*; expected pixel_values among them"):
+    with pytest.raises(TransparityError, match=r"takes .*images.*; expected pixel_values as one of these inputs"):
         check(ImagesByAnotherName(copy.deepcopy(model)), against=model)
 
 

@@ -97,7 +97,7 @@ REFUSED: list[tuple[Any, str, dict[str, Any], str]] = [
         CASES["llama"],
         "step",
         {"tokens": TOKENS, "attention_mask": MASK},
-        "A step of this decoder was given an attention_mask, which it does not read.",
+        "A step of this decoder does not read the given attention_mask; omit the mask.",
     ),
     (
         CASES["roberta"],

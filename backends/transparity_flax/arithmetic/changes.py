@@ -32,11 +32,11 @@ def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype.
+    """Return a tap function that rounds every activation to the precision of `dtype`; the array's dtype stays the same.
 
-    XLA may remove a cast to `dtype` and back, but it keeps `reduce_precision`. `reduce_precision` turns subnormal
-    float16 numbers into zeros, so they are rounded separately, to multiples of the smallest subnormal. Subnormal
-    bfloat16 numbers are also subnormal in float32, and XLA turns them into zeros on a CPU.
+    XLA may remove a cast to `dtype` and back, but does not remove `reduce_precision`. `reduce_precision` turns
+    subnormal float16 numbers into zeros, so `rounded` rounds these numbers to multiples of the smallest subnormal. On a
+    CPU, subnormal bfloat16 numbers become zeros, because XLA turns all subnormal float32 numbers into zeros.
     """
     limits = jnp.finfo(dtype)
     least, smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)

@@ -16,7 +16,8 @@ from transparity_flax.shapes import Bias, MaskArray, Queries, Sinks
 from transparity_flax.state.context import Mask
 
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
-"""Precisions in which XLA sums products in at least float32. On a CPU, XLA sums float16 products in float16."""
+"""Precisions in which XLA sums products in at least float32. float16 is missing, because XLA sums float16 products in
+float16 on a CPU."""
 
 BLOCK = 128
 """Queries per block; a block is multiplied only with the keys up to the position of its last query."""
@@ -26,7 +27,7 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLi
     """Return whether fused attention can replace the explicit computation.
 
     This requires that no tap function is used, that masked keys have the weight 0, and that scores are not capped. XLA
-    must also sum in at least float32.
+    must also sum products of `dtype` in at least float32.
     """
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 

@@ -13,5 +13,5 @@ def upcast(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 
 def apply_softcap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
-    """cap · tanh(x / cap): close to x where |x| is small, and always within ± cap (Gemma 2)."""
+    """cap · tanh(x / cap) (Gemma 2): close to x for small |x|, and always between −cap and cap."""
     return (jnp.tanh(upcast(x) / cap) * cap).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Beam search: the continuation with the best total score."""
+"""Beam search: after each new token, only the continuations with the best scores are kept."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def extend_beams(
 ) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best beams; return their state, parent beams and new tokens.
 
-    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`,
-    which leaves its score unchanged.
+    `following` has the log probability of each token as the next token. A beam that has ended is extended only by
+    `filling_id`, and keeps its score.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -62,8 +62,8 @@ def beam_search(
     """Return each row of `prompt` with the best of `beams` continuations, and the continuation's score.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Continuations that have ended
-    still compete with unfinished continuations. If scores are equal, the better parent beam wins, then the lower token
-    id. `generate` in `transparity.protocol` explains `lengths` and `source`.
+    still compete with unfinished continuations. If two extensions have the same score, the extension of the better beam
+    wins, then the lower token id. `generate` in `transparity.protocol` explains `lengths` and `source`.
     """
     (config, _, _), batch = split, len(prompt)
     tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
@@ -95,7 +95,6 @@ def _extended(
     cache: Cache | None,
     length_penalty: float,
 ) -> tuple[BeamState, Int[Array, "rows length"], Cache | None]:
-    """Extend every beam by one token; return the tokens, the cache and the state of the best beams."""
     batch, beams = state.score.shape
     following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, -1)
     state, beam, token = extend_beams(config, state, following, length_penalty)

@@ -115,7 +115,7 @@ def generate(
 
 
 Carried = tuple[Written, Cache, Int[Array, ""]]
-"""The state of the decoding loop: the tokens, the cache, and the number of tokens added."""
+"""The state of the decoding loop: tokens with their lengths, the cache, and the number of added tokens."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 7, 8))

@@ -1,1 +1,1 @@
-"""Faster computations of the same results: another layout of weights, and batches split over devices."""
+"""Faster computations of the same results, with another layout of the weights, and with batches split over devices."""

@@ -1,7 +1,7 @@
-"""Faster linear maps for XLA on a CPU: other layouts of the weights in decoding, and of the rows in training.
+"""Faster linear maps for XLA on a CPU: decoding stores weights as (out, in), and training puts all rows on one axis.
 
-With few rows, as in decoding, a product takes as long as reading its weight. Reading is fastest if the weight is stored
-as (out, in), but Flax stores (in, out). With many rows, gradients are fastest if all rows are on one axis.
+With few rows, as in decoding, a linear map takes as long as reading the weight. A weight stored as (out, in) is read
+fastest, but Flax stores (in, out). With many rows, gradients are fastest if all rows are on one axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transparity_flax.transformer import Transformer
 
 
 def packed(model: Transformer) -> SplitModel:
-    """Split `model` for `generate` and `beam_search`, with transposed copies of its kernels."""
+    """Transpose the kernels in a copy of `model`, and split this copy for `generate` and `beam_search`."""
     twin = nnx.clone(model)
     for linear in _linears(twin):
         kernel = linear.kernel.get_value()
@@ -45,7 +45,7 @@ def _linears(model: Transformer) -> list[nnx.Linear]:
 def _weight_in_front(
     x: Float[Array, "*batch features_in"], weight: Float[Array, "features_out features_in"], _: Any, **named: Any
 ) -> Float[Array, "*batch features_out"]:
-    """Return x Wᵀ, computed as (W xᵀ)ᵀ; `nnx.Linear` calls this function instead of `dot_general`."""
+    """Return x Wᵀ, computed as (W xᵀ)ᵀ; `packed` makes `nnx.Linear` call this function."""
     product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())), **named)
     return jnp.moveaxis(product, 0, -1)
 

@@ -17,7 +17,7 @@ AXIS = "devices"
 
 
 def can_shard(inputs: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> bool:
-    """Return whether there are several devices, and their number divides the number of rows."""
+    """Return whether there are several devices, and the number of rows is divisible by the number of devices."""
     return len(devices) > 1 and all(len(value) % len(devices) == 0 for value in inputs.values())
 
 

@@ -15,16 +15,16 @@ Weights = tuple[jax.Array, ...]
 
 
 class ModelStructure:
-    """A model without its arrays, as a static argument of jitted functions, hashed and compared by identity.
+    """A model without its arrays: a static argument of jitted functions, which JAX hashes and compares by identity.
 
-    Hashing Flax's graph of a model of twelve layers in every call would take milliseconds.
+    If JAX hashed the graph of a model with twelve layers instead, each call would take milliseconds longer.
     """
 
     def __init__(self, graph: nnx.GraphDef[Transformer], tree: jax.tree_util.PyTreeDef) -> None:
         self.graph, self.tree = graph, tree
 
     def model(self, weights: Weights, *, copy: bool = False) -> Transformer:
-        """Return the model with `weights`; set `copy` to get a model that may be changed while it is traced."""
+        """Return the model with `weights`; with `copy`, a function that JAX traces may change the returned model."""
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, weights), copy=copy)
 
 

@@ -11,7 +11,7 @@ from transparity_flax.state.context import Context
 
 
 def embed(stack: str, module: Any, reader: Any, tokens: Source, context: Context) -> Hidden:
-    """Return the sum of the input's embedding by `reader` and any embeddings of token types and positions."""
+    """Embed the input by `reader`, and add the embeddings of token types and positions if the model has them."""
     config = module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])
     x = reader(tokens, context.tap)

@@ -22,8 +22,9 @@ NORMS_AT: dict[str, dict[str, str]] = {
     "sandwich": {"before": "norm", "between": "post_norm"},
     "post-branch": {"between": "norm"},
 }
-"""For each `config.norm_position`, the norms before a sublayer, before the residual sum, and after the sum. The
-position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
+"""The names of a sublayer's norms, by `config.norm_position`: `before` the sublayer, `between` the sublayer and the
+residual sum, and `after` the sum. The position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al.
+2020."""
 
 
 def normalize(module: nnx.Module, name: str, x: Hidden, context: Context) -> Hidden:
@@ -36,7 +37,8 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 
 def normed(layer: Layer, name: str, place: str, x: Hidden, context: Context) -> Hidden:
-    """Apply the norm of the sublayer `name` at `place` (such as `before`); return `x` if there is no norm."""
+    """Apply the norm of the sublayer `name` at `place`, a key of `NORMS_AT` such as `before`; without a norm, return
+    `x`."""
     norms = NORMS_AT[layer.config.norm_position] if layer.config.attention_norm or name != "self_attention" else {}
     return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 
@@ -59,7 +61,7 @@ def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
 
 
 def residual(layer: Layer, name: str, x: Hidden, context: Context, sublayer: Callable[..., Hidden]) -> Hidden:
-    """after(x + between(sublayer(before(x)))): `post` has only the norm `after`, and `pre` only the norm `before`."""
+    """after(x + between(sublayer(before(x)))), with the norms of `NORMS_AT`; an absent norm is the identity."""
     y = sublayer(layer, normed(layer, name, "before", x, context), context)
     y = normed(layer, name, "between", y, context)
     return normed(layer, name, "after", add_residual(layer.config, x, y), context)

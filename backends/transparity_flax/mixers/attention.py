@@ -24,7 +24,7 @@ def split_heads(x: Hidden, num_heads: int) -> Heads:
 
 
 def merge_heads(x: Heads) -> Hidden:
-    """Concatenate the heads' features; this is the inverse of `split_heads`."""
+    """Concatenate the features of all heads, as the inverse of `split_heads`."""
     batch, heads, length, head_dim = x.shape
     return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
 
@@ -53,8 +53,8 @@ def attention_scores(
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
     """softmax(where(mask, scores, masked_score)) over the keys and the head's sink; the sink's weight is then dropped.
 
-    Half the dtype's lowest number replaces a lower `masked_score`, such as −inf. Masked keys then weigh exactly 0, and
-    a query whose keys are all masked gets equal weights instead of NaN.
+    A `masked_score` below half the dtype's lowest number, such as −inf, is raised to this half. Masked keys then weigh
+    exactly 0, and a query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = float(jnp.finfo(scores.dtype).min) / 2
     shown = jnp.where(mask, scores, jnp.asarray(max(masked_score, lowest), scores.dtype))
@@ -142,7 +142,8 @@ class CrossAttention(AttentionProjections):
 def _attend(
     module: AttentionProjections, x: Hidden, query: Queries, key: Keys, value: Values, context: Context
 ) -> Hidden:
-    """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
+    """Compute attention, multiply the heads' results by σ(gate(x)) with `attention_gate`, and apply the output
+    projection."""
     config = module.config
     y = attention(config, query, key, value, context, module.sinks[...] if config.attention_sinks else None)
     if config.attention_gate:

@@ -1,4 +1,4 @@
-"""Functions for recurrences, which replace self-attention: convolutions of their inputs, and a state that decays."""
+"""Functions that all recurrences share: causal convolutions of queries, keys and values, and a state that decays."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def in_a_row(
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """Return the shares of each earlier state, and of the state before the chunk, that remain at each position."""
+    """Return the share of each position's change that is left at each later position, and the share of the initial
+    state."""
     # Each sum starts at its own position, because differences of sums from the start of the chunk would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
@@ -87,7 +88,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Move heads before positions, cast to at least float32, and set tokens beyond a row's `valid_lengths` to 0."""
+    """Move the axis of heads before the positions, cast to at least float32, and zero tokens beyond `valid_lengths`."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

@@ -25,7 +25,7 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     """(1 − momentum) · old + momentum · new.
 
-    Variances divide by n, as in `nnx.BatchNorm`, whose momentum is 1 − this momentum.
+    The variances have the divisor n, as in `nnx.BatchNorm`; the momentum of `nnx.BatchNorm` is 1 − `momentum`.
     """
     return (1 - momentum) * old + momentum * new
 

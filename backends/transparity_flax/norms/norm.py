@@ -29,7 +29,7 @@ def gain(config: TransformerConfig, weight: Weight) -> Weight:
 
 
 def initial_gain(config: TransformerConfig, features: int) -> nnx.Param[Array]:
-    """Return the initial weight of a norm, for which the gain is 1; Flax calls the weight `scale`."""
+    """Return the initial weight of a norm: 1, or 0 if the gain is 1 + weight. Flax calls the weight `scale`."""
     return nnx.Param(jnp.full(features, float(config.norm_gain == "weight")))
 
 

@@ -23,8 +23,8 @@ from transparity_flax.transformer import Transformer
 class ShardedForward(FlaxForward):
     """A `transparity.protocol.Forward` over a mesh.
 
-    In the forward pass and in training, each data rank has its own rows. In decoding, and if a batch norm normalizes by
-    the batch, each data rank has all rows.
+    In the forward pass and in training, each data rank has its own rows. In decoding, and in training with a batch
+    norm, each data rank has all rows.
     """
 
     def __init__(self, model: Transformer, dtype: str, mesh: Mesh, activations: str | None = None) -> None:
@@ -54,7 +54,7 @@ class ShardedForward(FlaxForward):
 class ShardedBackend(CheckedShardedBackend[ShardedForward]):
     """A `transparity.protocol.Backend` over a mesh of data × tensor devices.
 
-    The mesh consists of JAX's first default devices or, if there are too few, of its first CPU devices.
+    The mesh consists of the first devices of JAX's default platform or, if these are too few, of the first CPU devices.
     """
 
     name = "flax"

@@ -18,7 +18,7 @@ from transparity_flax.state.parameters import rounded, variables
 from transparity_flax.transformer import Transformer
 
 Source = Mapping[str, Any]
-"""Parameters by name that can be sliced: arrays, or slices of a safetensors file."""
+"""The arrays of parameters, or the slices that a safetensors file provides, by name."""
 
 
 def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
@@ -47,8 +47,8 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Distribute the rows of every array over the data axis of the mesh.
 
-    If the number of ranks does not divide the number of rows, the first row is repeated at the end. The caller drops
-    the results of the repeated rows.
+    Copies of the first row fill up the batch until the number of data ranks divides the number of rows. The caller
+    drops the results of these copies.
     """
     axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
     rows = {}

@@ -20,7 +20,7 @@ from transparity_flax.transformer import Transformer
 
 
 def loss_of_rows(model: Transformer, targets: TokenIds, **inputs: Any) -> Float[Array, ""]:
-    """Return the loss over the first rows of `inputs`, which have `targets`; the other rows only pad the batch."""
+    """Return the loss over the first `len(targets)` rows of `inputs`; the rows after these only pad the batch."""
     return cross_entropy(model(**inputs)[: len(targets)], targets, model.config.pad_id)
 
 

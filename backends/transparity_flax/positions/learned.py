@@ -12,7 +12,7 @@ from transparity_flax.state.context import Context
 
 
 def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
-    """Return the row of the position table for each token at `positions`."""
+    """Return the index of a row in the table of positions for the token at each of `positions`."""
     if config.position_count == "visible":  # padding gets −1, the row before the first token's row
         rows = jnp.broadcast_to(positions, (len(is_token), positions.shape[1]))
         positions = jnp.take_along_axis(jnp.where(is_token, jnp.cumsum(is_token, axis=1), 0), rows, axis=1) - 1

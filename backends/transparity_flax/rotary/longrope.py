@@ -1,4 +1,5 @@
-"""LongRoPE (Ding et al. 2024): each angle is divided by its own factor; long sequences have other factors."""
+"""LongRoPE (Ding et al. 2024): each angle is divided by its own factor, which depends on whether the sequence is
+long."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dt
 def _tables(
     config: TransformerConfig, keys: int, dtype: jnp.dtype, *, beyond: bool = False
 ) -> tuple[Float[Array, "keys pairs"], Float[Array, "keys pairs"]]:
-    """Return the tables for the positions 0 … `keys` − 1."""
     angles = np.arange(keys)[:, None] * rotary_frequencies(config, beyond=beyond)
     factor = config.rotary_attention_factor
     return jnp.asarray(np.cos(angles) * factor, dtype), jnp.asarray(np.sin(angles) * factor, dtype)

@@ -27,7 +27,7 @@ NAMES = {
     "mean": "running_mean",
     "var": "running_var",
 }
-"""The last parts of Flax's names that differ from the names of `transparity.parameters`."""
+"""Maps Flax's name of a variable to the last part of the variable's name in `transparity.parameters`."""
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any, device: Any = None) -> None:
@@ -79,5 +79,5 @@ def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variabl
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return the name of a parameter, without `input`, the name of the module that embeds a stack's input."""
+    """Return the name of a parameter in `transparity.parameters`, which lacks the part `input` of Flax's path."""
     return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES.get(path[-1], path[-1])])

@@ -23,7 +23,8 @@ Loss = Callable[..., Float[Array, ""]]
 def cross_entropy(
     logits: Float[Array, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Float[Array, ""]:
-    """Return the mean −log softmax(logits)[target] of targets that are not padding, in float32 or more (document 001).
+    """Return the mean −log softmax(logits)[target] of targets that are not padding, summed in at least float32
+    (document 001).
 
     With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
     The loss of a batch with only padding is NaN, as in PyTorch.

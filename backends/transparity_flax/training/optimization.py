@@ -21,7 +21,7 @@ from transparity_flax.training.loss import Loss, loss_of
 from transparity_flax.transformer import Transformer
 
 Start = Callable[[Training, Float[Array, " steps"], State], tuple[optax.OptState, Any]]
-"""A function that returns the state of an optimizer and a step function, for parameters on several devices."""
+"""A function that returns an optimizer's state and a step function, such as `start_on_mesh`."""
 
 
 def clip_by_global_norm(gradients: State, max_norm: float) -> State:

@@ -1,1 +1,1 @@
-"""Sums in higher precision, rounding, softcap, dropout, fused attention."""
+"""Arithmetic: sums in at least float32, rounding, softcap, dropout, and fused attention."""

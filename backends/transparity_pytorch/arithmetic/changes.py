@@ -30,7 +30,8 @@ def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
 
 
 def rounding(dtype: torch.dtype) -> Tap:
-    """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype."""
+    """Return a tap function that rounds every activation to the precision of `dtype`; the array's dtype stays the
+    same."""
 
     def rounded(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return value.to(dtype).to(value.dtype)

@@ -15,13 +15,13 @@ from transparity_pytorch.state.context import Mask
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries) -> bool:
-    """Return whether the kernel can replace the explicit computation and is faster.
+    """Return whether to compute attention by the kernel instead of by the explicit computation.
 
     This requires that no tap function is used, that masked keys have the weight 0, and that scores are not capped.
     Dropout is a tap function, so the kernel is not used in training with dropout.
 
-    With a single query on a GPU, the kernel with a mask takes twice as long as the explicit computation. In half
-    precision, the kernel also computes a single query, because the explicit computation rounds the scores.
+    For a single query on a GPU, the kernel takes twice as long as the explicit computation. In half precision, the
+    kernel is used all the same, because the explicit computation rounds the scores.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and not alone
@@ -39,8 +39,8 @@ def attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
-    Without a bias, the kernel is called without the array of a causal or full mask, which is faster. If the kind is
-    `some` or unknown, the array is compared with the causal and the full mask on a CPU, except during compilation.
+    Without a bias, the kernel is called without the array of a causal or full mask, which is faster. On a CPU, a mask
+    whose kind is `some` or unknown is compared with the causal and the full mask; compiled code skips this comparison.
 
     The kernel would return zeros for a query whose keys are all masked. Such a query is set to 0 and its keys are
     unmasked, so that their weights are equal, as in the explicit computation.

@@ -13,5 +13,5 @@ def upcast(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
 
 
 def apply_softcap(x: Float[Tensor, "*batch"], cap: float) -> Float[Tensor, "*batch"]:
-    """cap · tanh(x / cap): close to x where |x| is small, and always within ± cap (Gemma 2)."""
+    """cap · tanh(x / cap) (Gemma 2): close to x for small |x|, and always between −cap and cap."""
     return ((upcast(x) / cap).tanh() * cap).to(x.dtype)

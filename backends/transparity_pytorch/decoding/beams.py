@@ -1,4 +1,4 @@
-"""Beam search: the continuation with the best total score."""
+"""Beam search: after each new token, only the continuations with the best scores are kept."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def extend_beams(
 ) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best beams; return their state, parent beams and new tokens.
 
-    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`,
-    which leaves its score unchanged.
+    `following` has the log probability of each token as the next token. A beam that has ended is extended only by
+    `filling_id`, and keeps its score.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -62,8 +62,8 @@ def beam_search(
     """Return each row of `prompt` with the best of `beams` continuations, and the continuation's score.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Continuations that have ended
-    still compete with unfinished continuations. If scores are equal, the better parent beam wins, then the lower token
-    id. `generate` in `transparity.protocol` explains `lengths` and `source`.
+    still compete with unfinished continuations. If two extensions have the same score, the extension of the better beam
+    wins, then the lower token id. `generate` in `transparity.protocol` explains `lengths` and `source`.
     """
     config, batch, device = model.config, len(prompt), prompt.device
     tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)

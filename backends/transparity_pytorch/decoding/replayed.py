@@ -47,7 +47,7 @@ class ReplayedGeneration:
 
 
 class Generation:
-    """A generation with a cache, after its first token; each further step changes its tensors in place."""
+    """The tensors of a generation that has added the first token; each later step changes these tensors in place."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class Generation:
         self.add(self.cache, 1)
 
     def end(self, following: Callable[[], None]) -> Tensor:
-        """Add the remaining tokens by calls of `following`; beyond `max_length` tokens, decode without the cache."""
+        """Call `following` for each remaining token; beyond `max_length` tokens, decode without the cache. Return all
+        tokens."""
         config, longest = self.model.config, self.first + 1
         while longest < self.first + self.max_new_tokens:
             if config.eos_id is not None and self.written.ended.all():

@@ -61,7 +61,8 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length vocab"]:
-    """Return the logits after each of the next `tokens`, the same as in a full forward pass, and update `cache`.
+    """Return the logits after each of the next `tokens`, and update `cache`. The logits equal the logits of a full
+    forward pass.
 
     At a padding position, the mask may hide every key. All keys of the cache then have equal weights, and the logits at
     this position depend on the capacity of the cache.
@@ -93,7 +94,8 @@ def step(
 
 
 def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Return a cache for `tokens`, or None if `config.prefixes_agree` is false or `longest` exceeds `max_length`."""
+    """Return a cache for `tokens`; None if `config.prefixes_agree` is false, or if a row has more than `max_length`
+    tokens (`longest`)."""
     config = model.config
     if not config.prefixes_agree or longest > config.max_length:
         return None
@@ -109,7 +111,8 @@ def next_logits(
     new: int,
     step: Step = step,
 ) -> NextLogits:
-    """Return the logits after each row's first `lengths` tokens, of which at most the last `new` are not in the cache.
+    """Return the logits after each row's first `lengths` tokens; all except the last `new` of these tokens are in the
+    cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

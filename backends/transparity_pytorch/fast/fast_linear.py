@@ -1,6 +1,6 @@
-"""Faster linear maps for inference on CPUs, by oneDNN with weights in its packed layout.
+"""Faster linear maps for inference on CPUs: oneDNN multiplies by weights that are stored in oneDNN's packed layout.
 
-By default, PyTorch multiplies by MKL, whose fastest kernels run only on Intel processors, and does not pack weights. A
+By default, PyTorch multiplies matrices by MKL, which does not pack weights and is fastest on Intel processors. A
 product with a single row, as in decoding, takes as long as reading the weight. The fastest library for this product
 depends on the processor. Compiled code uses a loop that reads two parts of the weight at the same time.
 """
@@ -19,26 +19,27 @@ from torch import Tensor, nn
 from transparity_pytorch.shapes import QueryIds
 
 ROWS = 64
-"""Number of rows for which oneDNN packs a weight; the packed weight also suits one row and thousands of rows."""
+"""Number of rows of `x` for which oneDNN packs a weight; the same packed weight is also fast with 1 or 1,000 rows."""
 
 LEAST = 2**16
 """The smallest number of elements of a weight that is packed.
 
-On an AMD EPYC (Zen 3), packed weights make products with 64 × 64 weights 0.3 to 0.9 times as fast, and products with
-256 × 256 weights 0.7 to 1.05 times. For each new number of rows, oneDNN also generates code, which takes a millisecond.
+On an AMD EPYC (Zen 3), products are slower with packed weights if the weights are small: the speed is 0.3 to 0.9 times
+the speed without packing for 64 × 64 weights, and 0.7 to 1.05 times for 256 × 256 weights. For each new number of rows,
+oneDNN also generates code, which takes a millisecond.
 """
 
 STREAMS = 2
-"""Number of parts of the weight that the product with one row reads at the same time. A processor prefetches more for
-two parts than for one. More than two parts cost more compilation time than they save."""
+"""Number of parts of the weight that the product with one row reads at the same time. A processor prefetches more from
+two parts than from one part. Three or more parts take more compilation time than they save."""
 
 
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     """Return how MKL should multiply one row, or None if oneDNN is faster.
 
-    On Intel, a whole product by MKL takes 0.9 times as long as by oneDNN, and half as long as a product in parts. On
-    AMD without AVX-512, the product is computed in parts, because MKL computes a whole product in one thread. On AMD
-    with AVX-512, decoding with MKL takes 1.5 times as long as with oneDNN.
+    On Intel, one product by MKL takes 0.9 times as long as by oneDNN, and half as long as one product per thread
+    (`in_parts`). On AMD without AVX-512, `in_parts` is used, because MKL computes a single product in one thread. On
+    AMD with AVX-512, decoding with MKL takes 1.5 times as long as with oneDNN.
     """
     if not torch.backends.mkl.is_available():
         return None
@@ -111,8 +112,8 @@ def multiplied_by_one_row(
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return `step`, compiled for one token per row.
 
-    On a CPU, only calls with a single row use compiled code, because packed weights are faster with more rows. On a
-    GPU, all calls with one token per row use compiled code with tuned kernels.
+    On a CPU, only calls with one row use compiled code, because packed weights are faster for several rows. On a GPU,
+    all calls with one token per row use compiled code with tuned kernels.
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 
@@ -148,7 +149,8 @@ _KEPT = vars(torch.ops.transparity)
 """PyTorch's namespace for our operator. The namespace and its content remain if this module is imported again."""
 
 _PACKED: WeakValueDictionary[int, PackedLinear] = _KEPT.setdefault("packed", WeakValueDictionary())
-"""The packed maps by the address of their weight, because compiled code cannot receive packed tensors."""
+"""The packed linear maps by the address of the weight; compiled code looks maps up here, because it cannot receive
+packed tensors."""
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

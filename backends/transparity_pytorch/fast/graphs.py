@@ -27,8 +27,8 @@ Run = Callable[[Any, dict[str, Any]], Tensor]
 """A function `run(model, inputs)` that returns the result for inputs by name, some of which are not tensors."""
 
 Prepare = Callable[[Any, dict[str, Any]], tuple[Callable[[], None], Callable[[], Tensor]]]
-"""A function `prepare(model, inputs)` that returns two functions: the first is recorded, and the second returns the
-result after a replay."""
+"""A function `prepare(model, inputs)` that returns two functions: one to record, and one that returns the result after
+the recording was replayed."""
 
 
 class Replayed:

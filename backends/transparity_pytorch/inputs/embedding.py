@@ -12,7 +12,7 @@ from transparity_pytorch.state.context import Context
 
 
 def embed(stack: str, module: Any, tokens: Source, context: Context) -> Hidden:
-    """Return the sum of the input's embedding and any embeddings of token types and positions."""
+    """Embed the input, and add the embeddings of token types and positions if the model has them."""
     (_, function), config = INPUTS[module.config.input_kinds[stack]], module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])
     x = function(config, module, tokens, context.tap)

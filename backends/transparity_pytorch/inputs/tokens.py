@@ -12,7 +12,8 @@ from transparity_pytorch.shapes import Hidden, TokenIds
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return the embedding table; if both stacks share a table, the model later replaces the decoder's table."""
+    """Return a new embedding table; if both stacks share a table, `tie_embeddings` later replaces the decoder's
+    table."""
     return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
 
 

@@ -70,7 +70,8 @@ class GatedHeadNorm(nn.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4), which starts from the cached state if there is a cache.
+    """Gated delta network (Yang et al. 2025, §3.4), whose state starts with the cached state or, without a cache, with
+    zeros.
 
     Zeros replace masked padding in `x`. The convolutions still mix earlier tokens into the padding's keys and values.
     """

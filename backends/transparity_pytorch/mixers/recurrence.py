@@ -1,4 +1,4 @@
-"""Functions for recurrences, which replace self-attention: convolutions of their inputs, and a state that decays."""
+"""Functions that all recurrences share: causal convolutions of queries, keys and values, and a state that decays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ CHUNK = 64
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
-    """Return the shares of each earlier state, and of the state before the chunk, that remain at each position."""
+    """Return the share of each position's change that is left at each later position, and the share of the initial
+    state."""
     # Each sum starts at its own position, because differences of sums from the start of the chunk would lose digits.
     onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
     return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]
@@ -91,7 +92,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Move heads before positions, cast to at least float32, and set tokens beyond a row's `valid_lengths` to 0."""
+    """Move the axis of heads before the positions, cast to at least float32, and zero tokens beyond `valid_lengths`."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 

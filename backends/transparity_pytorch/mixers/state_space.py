@@ -55,7 +55,7 @@ class GatedGroupNorm(nn.Module):
 
 
 class StateSpace(Recurrence):
-    """Mamba-2 (Dao and Gu 2024, §7.1), which starts from the cached state if there is a cache.
+    """Mamba-2 (Dao and Gu 2024, §7.1), whose state starts with the cached state or, without a cache, with zeros.
 
     Zeros replace masked padding before and after the convolutions, so padding only lets the state decay.
     """

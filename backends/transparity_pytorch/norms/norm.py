@@ -25,7 +25,7 @@ def gain(config: TransformerConfig, weight: Weight) -> Weight:
 
 
 def initial_gain(config: TransformerConfig, features: int) -> nn.Parameter:
-    """Return the initial weight of a norm, for which the gain is 1."""
+    """Return the initial weight of a norm: 1, or 0 if the gain is 1 + weight."""
     return nn.Parameter(torch.full((features,), float(config.norm_gain == "weight")))
 
 

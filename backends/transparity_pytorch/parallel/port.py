@@ -36,8 +36,8 @@ from transparity_pytorch.transformer import Transformer
 class ShardedForward(PytorchForward):
     """A `transparity.protocol.Forward` over a mesh; every rank makes the same calls and gets the same results.
 
-    In the forward pass and in training, each data rank has its own rows. In decoding, and if a batch norm normalizes by
-    the batch, each data rank has all rows.
+    In the forward pass and in training, each data rank has its own rows. In decoding, and in training with a batch
+    norm, each data rank has all rows.
     """
 
     def __init__(self, root: Root, mesh: DeviceMesh, activations: torch.dtype | None = None) -> None:
@@ -112,7 +112,8 @@ class ShardedForward(PytorchForward):
         return chunk(slice(0, rows), self.mesh["data"])
 
     def _rows(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return this data rank's rows; a rank without rows gets one row whose targets do not count."""
+        """Return this data rank's rows. A rank without rows gets a copy of the first row, and the copy's targets do not
+        count."""
         rows = {}
         for name, value in values.items():
             whole = tensor(value, None, self.device)
@@ -132,7 +133,7 @@ class ShardedForward(PytorchForward):
 
 
 def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
-    """Return the logits of a step; the mixers' arrays in the cache are distributed over the tensor ranks."""
+    """Distribute the cached arrays of the mixers over the tensor ranks, and return the logits of a step."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
         assert isinstance(layer, Layer)
         mixer = MIXERS[layer.config.mixer]
@@ -176,6 +177,6 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
 
 
 def _a_gpu_for_each() -> bool:
-    """Return whether this machine has a GPU for each rank, because NCCL refuses two ranks on one GPU."""
+    """Return whether this machine has a GPU for each of its ranks; NCCL does not allow two ranks on one GPU."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
     return torch.cuda.device_count() >= int(ranks)

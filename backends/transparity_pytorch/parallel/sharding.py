@@ -23,16 +23,17 @@ from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.transformer import Transformer
 
 Source = Mapping[str, Any]
-"""Parameters by name that can be sliced: arrays, or slices of a safetensors file."""
+"""The arrays of parameters, or the slices that a safetensors file provides, by name."""
 
 
 BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
-"""Operators that DTensor does not distribute, each with the axis of the heads in each argument. In the results, axis 1
-has the heads. Recurrences and the embedding of audio use these operators."""
+"""Operators that DTensor does not distribute. The numbers are the axis of the heads in each argument; in the result,
+heads are axis 1. Recurrences and the embedding of audio use these operators."""
 
 
 class Root(nn.Module):
-    """FSDP's root module; FSDP gathers the parameters outside layers before this module calls a `function`."""
+    """FSDP's root module, which calls a `function` of the model after FSDP has gathered the parameters outside
+    layers."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -98,7 +99,8 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slices of a parameter: tensor ranks split the planned axis, and data ranks split the rows."""
+    """Return this rank's slices of a parameter: `plan[name].axis` is split over tensor ranks, and axis 0 over data
+    ranks."""
     held, axis = [slice(0, size) for size in value.shape], plan[name].axis
     if axis is not None:
         held[axis] = chunk(held[axis], mesh["tensor"])
@@ -108,7 +110,8 @@ def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slic
 
 
 def chunk(whole: slice, mesh: DeviceMesh) -> slice:
-    """Return this rank's part of `whole`, split as by `torch.chunk`; the last ranks may get a smaller or empty part."""
+    """Return this rank's slice of `whole`, split as `torch.chunk` does; the last ranks may get shorter or empty
+    slices."""
     size = -(-(whole.stop - whole.start) // mesh.size())
     start = min(whole.start + mesh.get_local_rank() * size, whole.stop)
     return slice(start, min(start + size, whole.stop))
@@ -159,7 +162,8 @@ def _share(value: Tensor, axis: int | None, mesh: DeviceMesh, dtype: torch.dtype
 def _hook(model: Transformer, plan: Plan) -> None:
     """Register hooks that sum the partial results of modules that are sharded by input features.
 
-    If the linear maps after a norm are sharded, the gradients of the norm's result are partial, too; a hook sums them.
+    If the linear maps after a norm are sharded, each rank has a partial gradient of the norm's result; a hook sums
+    these gradients.
     """
     for name, module in model.named_modules():
         read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))

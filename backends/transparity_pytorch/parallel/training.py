@@ -25,7 +25,8 @@ IGNORED = -100
 def loss_and_gradients(
     root: Root, mesh: DeviceMesh, targets: Tensor, **tokens: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of the whole batch, and its gradients for all learned parameters, sharded like the parameters.
+    """Return the loss of the whole batch, and the loss's gradient for each learned parameter, sharded like the
+    parameter.
 
     `targets` and `tokens` are this rank's rows. `IGNORED` marks targets that do not count.
     """

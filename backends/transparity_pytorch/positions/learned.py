@@ -10,7 +10,7 @@ from transparity_pytorch.state.context import Context
 
 
 def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
-    """Return the row of the position table for each token at `positions`."""
+    """Return the index of a row in the table of positions for the token at each of `positions`."""
     if config.position_count == "visible":  # padding gets −1, the row before the first token's row
         counts = is_token.cumsum(dim=1) * is_token
         positions = counts.take_along_dim(positions.expand(len(is_token), -1), dim=1) - 1

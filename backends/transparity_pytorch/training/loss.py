@@ -18,7 +18,8 @@ from transparity_pytorch.transformer import Transformer
 def cross_entropy(
     logits: Float[Tensor, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
-    """Return the mean −log softmax(logits)[target] of targets that are not padding, in float32 or more (document 001).
+    """Return the mean −log softmax(logits)[target] of targets that are not padding, summed in at least float32
+    (document 001).
 
     With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
     The loss of a batch with only padding is NaN, as in PyTorch.
@@ -30,7 +31,8 @@ def cross_entropy(
 
 
 def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Tensor, ""]:
-    """Return the loss of a model; in training, batch norms normalize by the batch; running statistics never change."""
+    """Return the loss of a model without changing running statistics; in training, batch norms normalize by the
+    batch."""
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     logits = functional_call(model, statistics, kwargs=tokens)
     return cross_entropy(logits, targets, model.config.pad_id)

@@ -32,7 +32,7 @@ def train(
     """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
     Batch norms normalize by the batch, and running statistics do not change. `local` returns this rank's share of a
-    parameter or gradient, in the same memory. Optimizers are elementwise, so each rank updates only its share.
+    parameter or gradient without copying it. Each rank updates only its share, because optimizers are elementwise.
     """
     parameters = dict(model.named_parameters())
     shares = {name: nn.Parameter(local(parameter)) for name, parameter in parameters.items()}

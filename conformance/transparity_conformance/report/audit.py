@@ -13,7 +13,8 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""The outcomes, the most important first; a field with several values has its most important outcome."""
+"""The outcomes, the most important first. If several values of a field were tried, the field has the most important
+outcome."""
 
 ABSENT = "absent"
 
@@ -27,7 +28,8 @@ class AuditedField(Compared):
 
     name: str
     value: str
-    """The new value as JSON, `absent` for a removed field, or another format's name."""
+    """The new value as JSON, or `absent` for a removed field. For rotary fields, the text may also describe a changed
+    form of config.json."""
     outcome: Outcome
     """`ignored`: the result is unchanged; `wrong`: the new result is wrong; `refused`: the port raises an exception."""
     says: str = ""
@@ -41,7 +43,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome; `followed` if the port rightly refuses a config.json without the field."""
+        """The outcome in counts: `outcome`, but `followed` if the port refuses a config.json without the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -49,13 +51,14 @@ class AuditedField(Compared):
 class AuditedTensor(Compared):
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not ignored"]
-    """`may be missing`: a file without the tensor is accepted; `not ignored`: an unused tensor changes the result."""
+    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an additional tensor changes the
+    result."""
     says: str = ""
     """A clause about the values that the port uses in place of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains with the same values in the reference; None if no values were tried."""
+    """The difference that remains if the reference uses the port's values; None if no values were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -104,7 +107,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line for each field that the port handles wrongly, or for which it raises one of `ACCIDENTS`."""
+        """A line for each field that the port handles wrongly, or for which the port raises one of `ACCIDENTS`."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:

@@ -22,14 +22,15 @@ class Meaning:
     right: str
     look: str
     hidden: str = ""
-    """Inputs or models without an effect of the fault."""
+    """The inputs or models on which the fault has no effect."""
     seen: tuple[str, ...] = ()
     """Public issues about this fault, as owner/name#number."""
 
     variants: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
-    """The sentence for each variant, alone or with the change that puts the variant into the reference."""
+    """For each variant, a sentence, or a table with the sentence and with the change that puts the variant into the
+    reference."""
     factors: Mapping[str, str] = field(default_factory=dict)
-    """Factors of other ports, as expressions of the configuration `c`."""
+    """Wrong factors that ports use, the most likely first; the factors are expressions of the configuration `c`."""
 
     @functools.cached_property
     def says(self) -> dict[str, str]:

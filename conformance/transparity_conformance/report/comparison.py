@@ -139,7 +139,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 for two NaNs and for equal infinities, infinite at other NaNs and infinities."""
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinite at all other NaNs and infinities."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

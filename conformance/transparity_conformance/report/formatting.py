@@ -83,7 +83,7 @@ def height(error: float, largest: float) -> float:
 
 
 def heat(share: float) -> float:
-    """Return a number from 0 (negligible error) to 1 (the whole budget), on a logarithmic scale."""
+    """Return the share on a logarithmic scale, from 0 (at most `PALEST`) to 1 (the whole budget or more)."""
     if share <= PALEST:
         return 0.0
     return round(min(1.0, 1 - math.log(share) / math.log(PALEST)), 3)

@@ -29,7 +29,7 @@ class Coverage:
     """The lengths of the encoder's inputs in an encoder-decoder; `lengths` are then the decoder's."""
     batches: tuple[int, ...] = ()
     calls: int = 0
-    """The number of calls of one built model, each compared with the same call of a newly built model."""
+    """The number of calls of one built model. Each call was compared with the same call of a newly built model."""
     features: tuple[str, ...] = ()
     """The fields whose change would change the result of a compared call."""
     untested: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class RanksComparison(Compared):
     reason: str = ""
     """Why the code could not run on a single rank."""
     placements: Mapping[str, str] = field(default_factory=dict)
-    """The declared placements of activations, which the checker has verified."""
+    """The placements that the port declares for its activations; the checker has verified these placements."""
 
     @property
     def sentence(self) -> str:
@@ -155,7 +155,7 @@ class Timing:
     """Processor time of the port's own processes; None without such processes, or if unknown."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time since `before`, without processes that ended in between."""
+        """Return the time since `before`. The times of processes that ended since `before` are missing."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 

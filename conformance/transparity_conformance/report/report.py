@@ -48,7 +48,7 @@ def environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
-    """Add the forward pass's result to an exception that ends a check, such as Ctrl-C."""
+    """Add a note with the verdict about the forward pass to an exception that ends a check, such as Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
 
 DIVERGES = "the forward pass diverges"
 EARLIER = "an earlier comparison failed"
-"""`DIVERGES` and `EARLIER` are reasons why only the forward pass was compared."""
+"""`DIVERGES` and `EARLIER` are reasons why a check compared only the forward pass."""
 
 OR = " (or "
 
@@ -86,7 +86,7 @@ class Cause:
     explained: float = 1.0
     """The share of the difference that disappears with the fault in the reference."""
     at: str = ""
-    """The fault's activation, unless this is the activation of the divergence."""
+    """The activation that the fault changes; empty if this activation is `where` of the divergence."""
     source: Mapping[str, Any] | None = None
     """The port's line (`file`, `line`, `code`), if several causes act together."""
 
@@ -200,7 +200,7 @@ class ClaimResult(Compared):
 
     @property
     def used(self) -> str:
-        """The used share of the budget; `exact` if budget and error are 0."""
+        """The used share of the budget as text, or `exact` if the budget and the error are 0."""
         return "exact" if self.budget == self.error == 0 else format_share(self.share)
 
 
@@ -296,7 +296,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of one built model, each compared with the same call of a newly built model."""
+    """The number of calls of one built model. Each call was compared with the same call of a newly built model."""
     untested: tuple[str, ...] = ()
     """Calls that failed in the port, which prevent the verdict `agrees`."""
 

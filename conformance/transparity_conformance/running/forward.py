@@ -37,7 +37,8 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
 
 
 def _prepared(model: Any, framework: str | None) -> tuple[inspect.Signature | None, Array, Context]:
-    """Put a model into evaluation mode; return its signature, and how to make its arrays and call it."""
+    """Put a model into evaluation mode. Return the model's signature, a function that makes arrays of the model's
+    framework, and a context for calls."""
     if is_instance(model, "torch.nn", "Module") or is_instance(model, "flax.nnx", "Module"):
         call_port(model.eval)
     return takes_of(model), *call_port(arrays, model, framework or call_port(framework_of, model))
@@ -75,7 +76,7 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
     first, *others = inputs
     names = {name: name for name in others} | {first: first if first in parameters else next(iter(parameters), first)}
     if unknown := [name for name, own in names.items() if own not in parameters]:
-        raise PortError(f"The port takes ({', '.join(parameters)}); expected {unknown[0]} among them.")
+        raise PortError(f"The port takes ({', '.join(parameters)}); expected {unknown[0]} as one of these inputs.")
     return {names[name]: value for name, value in inputs.items()}
 
 
@@ -169,8 +170,8 @@ def may_have_no_mask(
 def other_cache_setting(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, takes: inspect.Signature | None
 ) -> dict[str, bool]:
-    """Return the value of `use_cache` that is not the default, if the model has this argument and the length is even.
-    Never turn on the cache of a model that takes no cache: the model may keep the cache of the previous call."""
+    """If the length is even, return the argument `use_cache` with the value that is not the model's default. Never turn
+    on the cache of a model that takes no cache: the model may keep the cache of the previous call."""
     names = {} if takes is None else takes.parameters
     if "use_cache" not in names or inputs[config.input_names[-1]].shape[1] % 2:
         return {}

@@ -30,8 +30,8 @@ from transparity_conformance.running.ways import LABELS
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None, float | None]
-"""The model's parameters and gradients by name, and the loss if it contains the auxiliary loss of routers, otherwise
-None; ({}, None, None) if the loss cannot be computed or differentiated."""
+"""The model's parameters, its gradients, and the loss, which is None unless the loss contains the auxiliary loss of
+routers. The value is ({}, None, None) if the loss cannot be computed or differentiated."""
 
 
 Named = tuple[float | None, Arrays, dict[str, str]]
@@ -61,7 +61,7 @@ def in_pytorch(
     """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0.
 
     The loss contains the auxiliary loss of routers times `router_aux_loss_coef`. If the loss that the model computes
-    from labels does not contain the auxiliary loss times `of_labels`, add the difference.
+    from labels contains another multiple of the auxiliary loss than `of_labels`, add the difference.
     """
     import torch
 
@@ -200,8 +200,8 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the parameter with the name of each tensor, where one of both names may have an additional prefix. A
-    parameter's gradient includes the gradients of its copies."""
+    """Find the parameter with the values of each tensor in the folder. Both names are equal, or one name has an
+    additional prefix. If other parameters are copies of the found parameter, their gradients are added."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
@@ -294,8 +294,8 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes. If
-    a wanted vector has the size of the tensor, the tensor is also compared as a vector."""
+    """Return the rows and columns of every matrix into which a tensor can be reshaped. A tensor with three axes can be
+    reshaped to two matrices. If `vectors` contains the tensor's size, the tensor is also compared as a vector."""
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
         rows = tensor.reshape(matrix)

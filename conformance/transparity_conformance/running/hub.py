@@ -122,8 +122,8 @@ class Messages:
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
         """Return the first line about a tensor, or an empty string. The line may contain the name without its first
-        part, or with changed parts in the middle. If no line contains the name, return the first line with the layer
-        number and the last part of the name; skip `usual` lines."""
+        part, or with changed parts in the middle. If no line contains the name, search the lines that are not in
+        `usual` for the layer number and the last part of the name."""
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
         lines += [line for line in self.lines() if renamed.search(line) and line not in usual]

@@ -48,8 +48,9 @@ def arguments(
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    Pass the main inputs by keyword if the function has a known name for each of them, and for the parameter `first`.
-    Otherwise, pass the main inputs by position. Pass other inputs, such as a mask, only by keyword.
+    Pass the main inputs by keyword if `NAMES` has the function's name of each main input. If `first` is given, it must
+    be one of these names. Otherwise, pass the main inputs by position. Pass other inputs, such as a mask, only by
+    keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names) and first in (None, *called.values())
@@ -137,7 +138,8 @@ SETTINGS: dict[str, Any] = {
 """Values for common arguments: no training, and no previous tokens."""
 
 TARGETS = "targets"
-"""The name of an argument for targets; without targets, models like nanoGPT return only the last position's logits."""
+"""The name of the argument for targets. Models like nanoGPT return only the last position's logits if they get no
+targets."""
 
 
 def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def completed(
 def needs_targets(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> bool:
-    """Return whether the model returns only the last position's logits unless it gets targets."""
+    """Return whether the model takes targets and, without targets, returns only the last position's logits."""
     if takes is None or TARGETS not in takes.parameters:
         return False
     try:
@@ -216,7 +218,7 @@ OUTPUTS = {
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
 """For each head, the attributes of a result that may contain the output; the first attribute that exists is used. The
-key "" is for an unknown head."""
+row with the key "" is used if the head is unknown."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:

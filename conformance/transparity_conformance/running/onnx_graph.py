@@ -38,8 +38,8 @@ TAKEN = {
     ENCODER: {"input_ids": "input_ids", FRAMES: FRAMES, "attention_mask": "attention_mask"},
     DECODER: {"input_ids": TOKENS[1], "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""For each file of an encoder-decoder, the names of possible inputs, each with its name in a graph of the whole
-model."""
+"""For the encoder's file and the decoder's file, the allowed inputs; the values are the names of the same inputs in a
+graph of the whole model."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on floating-point values, given the results of all nodes.
+        """Record the operations whose results are floats; `values` contains the results of all nodes.
 
-        A node with other dtypes is not recorded; it only connects the operations before and after it. If the record
-        already has operations, the input `given` is the result of the last operation.
+        A node whose results are not floats is not recorded, but connects the operations before and after the node. If
+        the record already has operations, the input `given` is the result of the last operation.
         """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):

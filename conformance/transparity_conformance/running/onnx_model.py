@@ -34,7 +34,8 @@ FATAL = 4
 Arrays = Mapping[str, np.ndarray]
 
 Cache = tuple[dict[str, np.ndarray], np.ndarray]
-"""The cached keys and values, by the name of the graph's input, and the attention mask of the cached tokens."""
+"""A dict with the cached keys and values by the name of the graph's input, and the attention mask of the cached
+tokens."""
 
 
 class OnnxModel:

@@ -48,7 +48,8 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return a result's cache: its attribute or key `name`, or its second item. Raise `TypeError` without a cache."""
+    """Return the cache in a model's result: the attribute or key `name`, or the second item. Raise `TypeError` if there
+    is no cache."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -125,8 +126,8 @@ def generated(model: Any, count: int, inputs: Tensors) -> Any:
 
 
 COTANGENT = "cotangent"
-"""The name of an additional input that is not passed to the model. The differentiated scalar is the inner product of
-this input and the model's output."""
+"""The name of an array that `gradients` receives in addition to the model's inputs. The inner product of this array and
+the model's output is differentiated."""
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
@@ -183,7 +184,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
 }
 """The ways to call a model: a function that makes the call, and a function that tests whether a model supports it.
 
-An MLX module does not support `in_steps`, because the caller makes the cache, and the result contains no cache.
+An MLX module does not support `in_steps`: its caller makes the cache, and its result does not contain the cache.
 """
 
 

@@ -47,8 +47,8 @@ class Mapped(NDArrayOperatorsMixin, InBlocks):
         casts: dtypes to which the values are rounded, and functions that change the values, in the order of their use.
             The last entry is the dtype of the matrix.
         is_transposed: whether the matrix is the transpose of the tensor.
-        rows: a function that reads rows of a tensor that safetensors cannot read; `path` and `name` are then only in
-            the repr.
+        rows: for a tensor that safetensors cannot read, a function that reads rows; the repr still shows `path` and
+            `name`.
     """
 
     ndim = 2

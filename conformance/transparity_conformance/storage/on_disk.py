@@ -36,7 +36,8 @@ class _Room:
 
 
 class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file in `TMPDIR`. A copied mapping reads the same file. Broadcast scalars are in memory."""
+    """Arrays in a temporary file in `TMPDIR`. A copy of the mapping reads the same file. A broadcast scalar stays in
+    memory."""
 
     def __init__(self) -> None:
         self.room, self.places = _Room(), {}

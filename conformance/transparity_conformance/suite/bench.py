@@ -22,7 +22,7 @@ from transparity_conformance.suite.ranks import RemoteBackend
 
 class Bench:
     """A subject (a backend with dtype, device and mode), with cached models and access to single functions. `build`
-    replaces the installed backend with the name of the subject. `parts` is the harness of `build`, or None."""
+    replaces the installed backend that has the subject's name. `parts` is the harness of `build`, or None."""
 
     def __init__(self, subject: BackendSubject, build: Backend | None = None, parts: Harness | None = None) -> None:
         self.subject, self.claim = subject, ""
@@ -36,7 +36,7 @@ class Bench:
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model; cache small models. `held` may contain other precisions of `weights` or
+        """Return the backend's model; cache small models. `held` may contain a lower precision for `weights` or
         `activations`."""
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
@@ -94,7 +94,7 @@ class Bench:
 
     @property
     def _usual(self) -> bool:
-        """Whether the mode is `eager`, or dtype and mode are the defaults of the backend."""
+        """Whether the mode is `eager`, or both dtype and mode are the backend's defaults."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 

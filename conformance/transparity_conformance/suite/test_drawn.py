@@ -15,7 +15,8 @@ from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""The numbers of random configurations in the quick and the full suite; few for Flax, which compiles each shape."""
+"""The numbers of random configurations in the quick suite and in the full suite; Flax has few, because Flax compiles
+each shape."""
 
 
 def drawn_evidence(

@@ -61,7 +61,7 @@ class Overrides(Mapping[str, Any]):
 
 
 def checked_types(name: str, value: Any) -> tuple[str, ...]:
-    """Return the shortest list of kinds whose repetition is `value`; raise `ConfigError` unless all kinds are names."""
+    """Return the shortest list that `value` repeats; raise `ConfigError` unless `value` is a list of names."""
     given = tuple(value) if isinstance(value, list | tuple) else (None,)
     if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
         says = f"{name} is {shown(value)}; expected a list of names, such as ['sliding_attention', 'full_attention']"
@@ -71,7 +71,8 @@ def checked_types(name: str, value: Any) -> tuple[str, ...]:
 
 
 def checked_overrides(name: str, value: Any) -> Overrides:
-    """Return the overrides by kind as immutable mappings; raise `ConfigError` for a field that may not differ."""
+    """Return the overrides by kind as immutable mappings; raise `ConfigError` for a field that is not in
+    `PER_LAYER`."""
     if not isinstance(value, Mapping) or not all(isinstance(fields, Mapping) for fields in value.values()):
         raise ConfigError(f"{name} is {shown(value)}; it should be {{kind: {{field: value}}}}.")
     for kind, fields in value.items():

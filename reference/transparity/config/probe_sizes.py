@@ -61,7 +61,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 def _temperature_sizes(config: Any) -> dict[str, Any]:
     """Return a `query_temperature_length` that the longest probe exceeds.
 
-    If this length equals `rotary_original_length` in `config`, both lengths are also equal in the small model.
+    If `query_temperature_length` equals `rotary_original_length` in `config`, both lengths are also equal in the small
+    model.
     """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
@@ -83,7 +84,8 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 
 
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
-    """Return the `recurrent_value_dim` that keeps the ratio of the features of all value heads to `embed_dim`.
+    """Return the `recurrent_value_dim` with which heads · `recurrent_value_dim` / `embed_dim` is the same as in
+    `config`.
 
     Mamba-2 calls this ratio `expand`. The result is empty if the ratio or the resulting size is not a whole number, or
     if a layer has attention.
@@ -94,7 +96,8 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return small numbers of experts and groups. Without groups, tokens use all experts if they do so in `config`."""
+    """Return small numbers of experts and groups. If tokens use all experts in `config` and there are no groups, tokens
+    also use all experts in the small model."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}
@@ -114,7 +117,8 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return the shared expert's width: a multiple of `expert_width` or a share of `embed_dim`, as in `config`."""
+    """Return the shared expert's width: the same multiple of `expert_width` as in `config`, or else the same share of
+    `embed_dim`."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)
@@ -126,7 +130,8 @@ def most_experts(config: Any) -> int:
 
 
 def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return LongRoPE's lists for other `sizes`: evenly spaced factors of `config`, one for each new angle."""
+    """Return LongRoPE's lists of factors for a model with other `sizes`, picked at even spacing from the lists in
+    `config`."""
     lists = {name: getattr(config, name) for name in ("rotary_short_factors", "rotary_long_factors")}
     names = ("rotary_dim", "attention_head_dim", "embed_dim", "num_heads")
     rotary_dim, head_dim, embed_dim, heads = own = [sizes.get(name, getattr(config, name)) for name in names]

@@ -46,7 +46,7 @@ DropoutPlace = Literal[
     "feed_forward.output",
     "feed_forward_norm",
 ]
-"""Last parts of the names of the activations that dropout may apply to."""
+"""The last parts of names; dropout may apply to activations with these names."""
 
 EXACT_MASK_BELOW = -1e6
 """A masked score below this number makes the key's weight underflow to exactly 0 in every precision. With a higher
@@ -153,8 +153,8 @@ class TransformerConfig:
     feed_forward(norm(x)), with two different norms (GPT-NeoX). `parallel-one-norm`: like `parallel`, but attention and
     the feed-forward share one norm (GPT-J)."""
     attention_norm: bool = True
-    """Whether a norm precedes self-attention if `norm_position` is `pre`. The first layer of ModernBERT has no such
-    norm, because its embeddings are normalized."""
+    """Whether a norm precedes self-attention if `norm_position` is `pre`. The first layer of ModernBERT has no norm
+    before self-attention, because the embeddings are already normalized."""
     residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
     """Factor m of each sublayer's output in the residual x + m · f(x) (Granite)."""
     final_norm: bool = False
@@ -179,8 +179,9 @@ class TransformerConfig:
     means that queries are projected from the layer's input."""
     kv_lora_rank: int | None = None
     """Features of the latent vector from which keys and values are projected, after an RMS norm (latent attention,
-    DeepSeek-V2). The last `rotary_dim` features of each key are instead projected from the layer's input; all heads
-    share them, and no other features are rotated. None means that keys and values are projected from the layer's input.
+    DeepSeek-V2). The last `rotary_dim` features of each key are instead projected from the layer's input. All heads
+    share these features, and no other features of a key are rotated. None means that keys and values are projected from
+    the layer's input.
     """
     value_head_dim: int | None = None
     """Features of each value head. None means the number of features of a key head. Requires `kv_lora_rank`."""
@@ -197,7 +198,7 @@ class TransformerConfig:
     attention_sinks: bool = False
     """Whether each head's softmax has a sink: a learned logit, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """Attention reaches only distances below this number (Beltagy et al. 2020). None means no window."""
+    """A query attends only to keys whose distance is below this number (Beltagy et al. 2020). None means no window."""
     window_kind: WindowKind = "sliding"
     """`sliding`: each position has its own window. `chunked`: a position attends only to its own chunk of
     `sliding_window` positions (Llama 4)."""
@@ -271,10 +272,11 @@ class TransformerConfig:
     """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
     theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
-    """Row of the first token in the table of learned positions, which has this many additional rows."""
+    """Row of the first token in the table of learned positions; the table has this number of additional rows."""
     position_count: Literal["all", "visible"] = "all"
     """Tokens that count as positions: `all` tokens, or only `visible` tokens, which are not padding (RoBERTa, OPT).
-    With `visible`, padding gets the row before the first token's row; if `position_offset` is 0, padding gets none."""
+    With `visible`, padding gets the row before the first token's row; if `position_offset` is 0, padding gets no
+    row."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
     width apart."""
@@ -283,14 +285,15 @@ class TransformerConfig:
     )
     """The base theta of the angles: pair i has the angle position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
-    """Number of features of each head that are rotated: the first or, with `kv_lora_rank`, the last. None means all."""
+    """Number of features of each head that are rotated: the first features or, with `kv_lora_rank`, the last features.
+    None means all."""
     rotary_scaling: str = dataclasses.field(default="none", metadata={"choices": SCALINGS})
     """Scaling of the rotary angles for long sequences. `linear` divides positions by `rotary_factor`. `llama3` divides
     only slow angles, with a smooth transition to the fast angles (Llama 3.1). In `yarn`, the transition is linear in
     the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor. Sequences longer than
     `rotary_original_length` use a second list of factors instead (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
-    """Number by which rotary scaling divides positions or angles."""
+    """Divisor of positions (`linear`) or of slow angles (`llama3`, `yarn`) in rotary scaling."""
     rotary_slow_turns: float = number(1.0, POSITIVE)
     """Angles that make fewer turns than this number in `rotary_original_length` positions are slow."""
     rotary_fast_turns: float = number(4.0, POSITIVE)
@@ -505,7 +508,7 @@ class TransformerConfig:
 
     @property
     def attends_never(self) -> bool:
-        """Whether every layer has a recurrence as its mixer, and none has self-attention."""
+        """Whether no layer has self-attention, because the mixer of every layer is a recurrence."""
         return not any(MIXERS[own.mixer].attends for own in self.layer_kinds.values())
 
     @property
@@ -699,7 +702,7 @@ class TransformerConfig:
         return self.with_sizes(**sizes)
 
     def with_sizes(self, **sizes: Any) -> TransformerConfig:
-        """Return a copy with other `sizes`; LongRoPE keeps evenly spaced factors, one for each new angle."""
+        """Return a copy with other `sizes`; LongRoPE's lists keep one factor for each pair of rotated features."""
         return dataclasses.replace(self, **sizes, **longrope_factors(self, sizes))
 
     def as_dict(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def stack(config: TransformerConfig, name: str, length: str) -> Part:
 def head(config: TransformerConfig) -> Part:
     """Describe the head, with any pooler and any linear map before the head."""
     width, length = config.embed_dim, config.input_names[-1]
-    whole = Cut(why_whole="the map before the head is not distributed")
+    whole = Cut(why_whole="the linear map before the head is not distributed")
     transform = linear("head_transform", width, width, bias=config.head_transform_bias, cut=whole)
     made = linear("head", config.head_size, width, bias=config.head_bias, cut=Cut(0))
     if config.has_tied_head:

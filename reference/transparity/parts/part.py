@@ -34,7 +34,8 @@ WHOLE = Cut()
 
 
 class Part(NamedTuple):
-    """The parameters and activations of a part, in the order of the forward pass, with names relative to the part."""
+    """The parameters and activations of a part of a model, in the order of the forward pass. Names are relative to the
+    part."""
 
     parameters: Shapes
     taps: TapShapes

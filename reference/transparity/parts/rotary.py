@@ -1,4 +1,4 @@
-"""The scalings of rotary angles, with the lengths at which ports are compared, and with checks of fields."""
+"""The descriptions of the scalings of rotary angles: checks of fields, and the lengths at which ports are compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The descriptions of variants of a model: mixers, inputs, and scalings of rotary angles.
 
-`parts/tables.py` has a row for each variant. The configuration reads that file, so this file imports the configuration
-only for types.
+`parts/tables.py` has a row for each variant. The configuration imports `parts/tables.py`, so this file imports the
+configuration only for types.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Held(NamedTuple):
     is_wide: bool = False
     """Whether the array's dtype is at least float32."""
     cut: tuple[str, int] | None = None
-    """A parameter of the mixer by name, and the axis along which this array is distributed if the parameter is. None
-    means that every rank has the whole array."""
+    """The name of a parameter of the mixer, and an axis of this array: if the parameter is distributed, this array is
+    distributed along the axis. None means that every rank has the whole array."""
 
     def sizes(self, batch: int, capacity: int) -> tuple[int, ...]:
         known = {"batch": batch, "capacity": capacity}
@@ -71,7 +71,7 @@ class Input(NamedTuple):
     expected: str = ""
     """The expected shape, for messages, with `{}` for each size."""
     positions: Callable[[TransformerConfig], int] | None = None
-    """The number of positions. None means one for each token."""
+    """The number of positions. None means that each token is a position."""
     check: Callable[[TransformerConfig], None] = accept
     probe_sizes: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
     """The small sizes at which ports are compared."""

@@ -1,1 +1,2 @@
-"""Activations and other primitives, sums in higher precision, rounding, softcap, dropout, fused attention."""
+"""Arithmetic: activation functions and other primitives, sums in at least float32, rounding, dropout, fused
+attention."""

@@ -24,7 +24,8 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype."""
+    """Return a tap function that rounds every activation to the precision of `dtype`; the array's dtype stays the
+    same."""
 
     def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)

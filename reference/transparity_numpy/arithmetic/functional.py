@@ -103,7 +103,8 @@ def derivative(
 ) -> Inexact[Array, "*batch"]:
     """Return the derivative along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
 
-    Nothing is subtracted, so the derivative is as exact as `function`. Parameters that `direction` lacks stay fixed.
+    This formula has no difference of similar numbers, so the derivative is as exact as `function`. Parameters that
+    `direction` lacks are constant.
     """
     moved = {name: parameters[name] + 1j * STEP * toward for name, toward in direction.items()}
     value = function({**parameters, **moved})

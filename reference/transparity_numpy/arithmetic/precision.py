@@ -13,5 +13,5 @@ def upcast(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
 
 
 def apply_softcap(x: Inexact[Array, "*batch"], cap: float) -> Inexact[Array, "*batch"]:
-    """cap · tanh(x / cap): close to x where |x| is small, and always within ± cap (Gemma 2)."""
+    """cap · tanh(x / cap) (Gemma 2): close to x for small |x|, and always between −cap and cap."""
     return (np.tanh(upcast(x) / cap) * cap).astype(x.dtype, copy=False)

@@ -23,7 +23,7 @@ With few rows, reading the weight takes most time, and a left factor is read in 
 class FastWeight(np.ndarray):
     """A weight that computes `x @ W.T` as one product for all rows of `x`; indexing and sums return plain arrays.
 
-    Python calls a subclass's `__rmatmul__` before the `__matmul__` of the base class.
+    If `x` is a plain array, Python calls this class's `__rmatmul__`, because the class is a subclass of NumPy's array.
     """
 
     def __rmatmul__(self, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:  # type: ignore[override] # NumPy's takes anything

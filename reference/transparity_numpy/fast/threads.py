@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 _ALONE = Lock()
-"""A lock for the limit of threads, because a second call could mistake the first call's limit for the default."""
+"""A lock while the number of threads is limited; a second call could otherwise restore the limit of the first call."""
 
 
 def can_split(tokens: Mapping[str, Array]) -> bool:

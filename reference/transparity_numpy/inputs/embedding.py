@@ -11,7 +11,7 @@ from transparity_numpy.state.context import Context
 
 
 def embed(stack: str, config: TransformerConfig, parameters: Parameters, tokens: Source, context: Context) -> Hidden:
-    """Return the sum of the input's embedding and any embeddings of token types and positions."""
+    """Embed the input, and add the embeddings of token types and positions if the model has them."""
     config, kind = config.for_stack(stack), config.input_kinds[stack]
     check_length(config, context.positions.shape[1])
     x = INPUTS[kind](config, parameters, tokens, context.tap)

@@ -18,7 +18,7 @@ def convolved(
 ) -> Inexact[Array, "batch length features_out"]:
     """gelu(convolution of width 3 over time); a frame of zeros pads each end of `x`.
 
-    The kernel (features_out, features_in, 3) is applied as a linear map of three adjacent frames.
+    The kernel (features_out, features_in, 3), reshaped to a matrix, multiplies each group of three adjacent frames.
     """
     padded, kernel = np.pad(x, ((0, 0), (1, 1), (0, 0))), parameters["weight"]
     neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)

@@ -1,4 +1,4 @@
-"""Functions for recurrences, which replace self-attention: convolutions of their inputs, and a state that decays."""
+"""Functions that all recurrences share: causal convolutions of queries, keys and values, and a state that decays."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def log_decay(parameters: Parameters, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Move heads before positions, cast to at least float32, and set tokens beyond a row's `valid_lengths` to 0."""
+    """Move the axis of heads before the positions, cast to at least float32, and zero tokens beyond `valid_lengths`."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

@@ -37,7 +37,7 @@ def gated_group_norm(config: TransformerConfig, parameters: Parameters, x: Chann
 
 
 def state_space(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Mamba-2 (Dao and Gu 2024, §7.1), which starts from the cached state if there is a cache.
+    """Mamba-2 (Dao and Gu 2024, §7.1), whose state starts with the cached state or, without a cache, with zeros.
 
     Zeros replace masked padding before and after the convolutions, so padding only lets the state decay.
     """

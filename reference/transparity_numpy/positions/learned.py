@@ -10,7 +10,7 @@ from transparity_numpy.state.context import Context
 
 
 def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
-    """Return the row of the position table for each token at `positions`."""
+    """Return the index of a row in the table of positions for the token at each of `positions`."""
     if config.position_count == "visible":  # padding gets −1, the row before the first token's row
         rows = np.broadcast_to(positions, (len(is_token), positions.shape[1]))
         positions = np.take_along_axis(np.where(is_token, np.cumsum(is_token, axis=1), 0), rows, axis=1) - 1

@@ -19,7 +19,8 @@ from transparity_numpy.transformer import transformer
 def cross_entropy(
     logits: Inexact[Array, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Inexact[Array, ""]:
-    """Return the mean −log softmax(logits)[target] of targets that are not padding, in float32 or more (document 001).
+    """Return the mean −log softmax(logits)[target] of targets that are not padding, summed in at least float32
+    (document 001).
 
     With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
     The loss of a batch with only padding is NaN, as in PyTorch.

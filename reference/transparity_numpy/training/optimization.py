@@ -31,8 +31,8 @@ def train(
 ) -> tuple[list[float], dict[str, Array]]:
     """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
-    Batch norms normalize by the batch, and running statistics do not change. For many steps, pass a `differentiate`
-    that is faster than `loss_and_gradients`.
+    Batch norms normalize by the batch, and running statistics do not change. `loss_and_gradients` is slow; for many
+    steps, pass a faster function `differentiate`.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}

@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.report.formatting import count, format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, a backend (or its name), and the reason why they were not compared."""
+"""A claim, a backend or the backend's name, and the reason why the claim was not tested for this backend."""
 
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
@@ -53,7 +53,7 @@ class Cell:
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison that uses the largest share of its budget; None if the claim should always break."""
+        """The comparison that uses the largest share of its budget; None if the claim should break in every case."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property
@@ -177,7 +177,8 @@ class Matrix:
         return {column: self.cells.get((claim, column), BLANK) for column in self.columns}
 
     def mark(self, claim: str, cell: Cell) -> str:
-        """Return a cell's footnote marks, and `FEWER` if another cell of the row compares more cases."""
+        """Return the marks of a cell's footnotes, followed by `FEWER` if another cell of the row compares more
+        cases."""
         reasons = {(group.worst.case, group.worst.note) for group in cell.groups if group.breaks}
         marks = ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
         return marks + FEWER * (0 < len(cell.cases) < self.most_cases(claim))
@@ -192,7 +193,8 @@ class Matrix:
 
     @cached_property
     def extent(self) -> list[str]:
-        """The number of comparisons, the worst, and how many were skipped or left out."""
+        """Clauses with the numbers of claims, comparisons and backends, the largest error, and the numbers of skipped
+        and omitted comparisons."""
         cells = self.cells.values()
         backends = len({column.backend for column in self.columns})
         comparisons = sum(cell.comparisons for cell in cells)

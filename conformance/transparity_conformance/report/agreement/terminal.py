@@ -19,7 +19,7 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(matrix: Matrix, columns: Sequence[Column] | None = None) -> Table:
-    """Return a row for each claim; cells show the largest share of a budget that an error uses."""
+    """Return a table with a row for each claim; each cell shows the largest share of the budget that an error uses."""
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
     table.add_column(Text("worst share of the budget", style="dim"), no_wrap=True, vertical="bottom")

@@ -129,7 +129,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """Return the used share of the budget, or words for a claim that is exact or should break."""
+    """Return the used share of the budget, such as `43 %`; for a claim that is exact or should break, return words."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

@@ -31,8 +31,8 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for this share."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. A float32 port leaves no difference below ROUNDED²; the checker computed such a value
-itself, for example in a fused operation."""
+"""The spacing of float32 numbers near 1. A float32 port cannot cause a difference below ROUNDED²; the checker's own
+arithmetic causes smaller differences, for example in a fused operation."""
 
 MOST_PLACES = 4
 _MOST_SPANS = 5
@@ -57,7 +57,7 @@ class Finding:
         )
 
     def as_dict(self, faults: Sequence[Divergence]) -> dict[str, Any]:
-        """Return JSON values. The faults are numbers: the positions of this finding's faults in the report."""
+        """Return JSON values. `faults` contains the indices of this finding's divergences in the report's `faults`."""
         return {
             "causes": [{"mistake": each.mistake, "says": each.says, "at": each.at} for each in self.placed],
             "places": self.places,
@@ -148,7 +148,7 @@ def _is_same(cause: Cause, other: Cause) -> bool:
 
 
 def _fault_in(cause: Cause) -> str:
-    """Return the text of a cause without alternatives and activations."""
+    """Return `cause.says` up to the names of activations or the alternatives."""
     return cause.says.partition(OR)[0].partition(", at ")[0]
 
 
@@ -157,7 +157,8 @@ def _words_on_a_line(cause: Cause) -> str:
 
 
 def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
-    """Return a cause with the activations of all equal causes, and their common alternatives."""
+    """Return `cause` with the activations of all causes in `same`. Drop the alternatives if the causes have different
+    alternatives."""
     says, _, others = cause.says.partition(OR)
     if any(each.says.partition(OR)[2] != others for each in same):
         cause = dataclasses.replace(cause, says=says)
@@ -168,9 +169,9 @@ def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
 
 
 def findings(report: Report) -> list[Finding]:
-    """Return the divergences in the order of the forward pass, grouped by line and cause. Without a line, the cause
-    counts; without both, the activation in all layers. An exported graph may have a line for each layer; corresponding
-    lines form one finding."""
+    """Return the divergences in the order of the forward pass, grouped by line and cause. Divergences without a line
+    are grouped by cause, and divergences without line and cause by the activation in all layers. An exported graph may
+    have a line for each layer; corresponding lines form one finding."""
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
@@ -221,7 +222,9 @@ def fails_only_the_audit(report: Report) -> bool:
 
 
 def unlocated(report: Report) -> str:
-    return f"{report.first_divergence or 'The output'} exceeds the tolerance, but no single step was compared."
+    return (
+        f"{report.first_divergence or 'The output'} exceeds the tolerance; the checker could not compare single steps."
+    )
 
 
 def another_model(report: Report) -> str:
@@ -233,7 +236,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`, if the causes explain all errors."""
+    """If the causes explain all errors, return `With this fixed, the rest agrees (remaining error 9e-07).`"""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -289,14 +292,15 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and its activation or claim, unless the claim agrees above 1."""
+    """Return the largest used share of a tolerance, and the activation or claim that uses this share. Skip claims that
+    agree with a share above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return a claim's worst place: `loss: length 5, batch 2`, without the id for claims of `forward`."""
+    """Return a claim's id and worst comparison: `loss: length 5, batch 2`. Omit the id if it starts with `forward.`."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -351,4 +355,4 @@ def _tie(fault: Divergence) -> str:
     also = ", ".join(fault.indistinguishable)
     splits = f"the probe {fault.split_by} would distinguish them" if fault.split_by else "no probe distinguishes them"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
-    return f"{also} would explain the difference as well as {named}; {splits}."
+    return f"{also} and {named} explain the difference equally well; {splits}."

@@ -39,7 +39,8 @@ class PortLine:
 
     @property
     def marked(self) -> tuple[str, str]:
-        """The dedented line, and carets below the expression; otherwise the statement and ""."""
+        """The line without indentation, and carets for the next row; the statement and "" if the expression is
+        unknown."""
         written = linecache.getline(self.file, self.line).rstrip().expandtabs()
         text = written.strip()
         if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):

@@ -46,7 +46,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """Return the verdict as a sentence, without the listed findings."""
+    """Return the verdict as a sentence that omits the findings, because the page lists the findings."""
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()

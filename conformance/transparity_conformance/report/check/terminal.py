@@ -192,7 +192,7 @@ def _code_line(text: str, style: str) -> Text:
 
 
 def _cut(text: str, carets: str, width: int = 74) -> list[tuple[str, str]]:
-    """Return a line and its carets, without the line's start if the carets would not fit."""
+    """Return a line and its carets. If the carets exceed the width, omit the characters before the carets."""
     start = len(carets) - len(carets.lstrip())
     if len(text) > width and len(carets) > width:
         text, carets = f"… {text[start:]}", f"  {carets[start:]}"

@@ -60,7 +60,8 @@ class CheckView:
 
     @property
     def mark(self) -> tuple[str, str]:
-        """The sign before the verdict, and its color. A warning by the audit has a sign of its own."""
+        """The sign before the verdict, and the sign's color. If only the audit found faults, the sign is a yellow
+        `!`."""
         is_warned = self.report.verdict == "agrees" and self.failed_audit
         return ("!", "yellow") if is_warned else MARKS[self.report.verdict]
 
@@ -89,7 +90,8 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """The lines about omitted comparisons, without the audit's unexercised fields; refused values are counted."""
+        """The lines about omitted comparisons. Leave out fields that the audit did not exercise, and only count the
+        refused values."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -133,7 +135,7 @@ class CheckView:
 
 
 def unexplained(finding: Finding, report: Report) -> tuple[str, list[str]]:
-    """Return a name and lines for a finding without a cause."""
+    """Return a heading (`wrong shape` or `unexplained`) and explanations for a finding without a cause."""
     notes = notes_on(finding, report)
     if finding.is_misshapen and notes:
         return "wrong shape", notes

@@ -62,7 +62,7 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name. Some buffers, such as unlearned biases, are parameters of the reference."""
+        """Return the buffers by name. The reference has some buffers, such as unlearned biases, as parameters."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -86,7 +86,7 @@ class Model:
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
-"""The model whose weights are currently in an object's tensors, by the object's `id`."""
+"""By the `id` of an object, the model whose weights the object's tensors currently contain."""
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:

@@ -32,8 +32,9 @@ SIZES = {
     "reads_frames": "M mel_bins",
     "is_recurrent": "R recurrent_heads, G recurrent_key_heads, S recurrent_key_dim, V recurrent_value_dim",
 }
-"""The letters for sizes, each with a field or a property of the configuration. The keys are the properties of models
-that have the letters; all models have the letters of the first row."""
+"""The letters for sizes, each with a field or a property of the configuration. A key is a property of the
+configuration: if the property is true, an adapter may use the letters of the row. The first row applies to all
+models."""
 
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")

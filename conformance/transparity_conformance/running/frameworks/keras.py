@@ -66,7 +66,8 @@ def _parameters(model: Any) -> list[str]:
 
 
 def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
-    """Return the inputs of a functional model: the array for a single input, or a dict by name for several inputs."""
+    """Return the inputs for a functional model: an array if the model has one input, otherwise a dict of arrays by
+    name."""
     if len(names) == 1:
         return next(iter(given.values()))
     known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}

@@ -87,8 +87,8 @@ def is_module(port: Any) -> bool:
 
 
 def bound(made: Any) -> Any:
-    """Return a linen module, with new parameters, or a pair (function or linen module, parameters) as a function of the
-    inputs. Return other objects unchanged."""
+    """Return a function of the inputs for a linen module, which gets new parameters, or for a pair (function or linen
+    module, parameters). Return other objects unchanged."""
     if is_instance(made, "flax.linen", "Module"):
         made = initialised(made)
     if not (isinstance(made, tuple) and len(made) == 2):
@@ -103,8 +103,8 @@ SPREAD = 0.3
 
 
 def varied(made: Any) -> Any:
-    """Draw the parameters that a new module fills with one number, such as 0 or 1. Otherwise the answers would not show
-    whether a port uses them."""
+    """Add noise to the parameters that a new module fills with one number, such as 0 or 1. Without noise, the module's
+    output would not show whether a port uses these parameters."""
     model = bound(made)
     if not (is_module(made) or kind_of(made) is not None):
         return model

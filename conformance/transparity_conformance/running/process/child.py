@@ -53,7 +53,7 @@ MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError
 
 class PortProcess:
     """The process of a port, which answers one request at a time. `environment` contains additional environment
-    variables. Messages call the process `who`. `ProcessGroup` explains the other arguments."""
+    variables. Messages call the process `who`. `ProcessGroup` explains `spec`, `timeout`, `adapter` and `is_small`."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class PortProcess:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, function: Callable[..., Any], *arguments: Any, largest: int | None = None) -> None:
-        """Send a request: a function that the process calls, and the numbers of objects that the process should free.
-        `received` waits for the answer."""
+        """Send a request: a function that the process should call, and the numbers of objects that the process should
+        free. To wait for the answer, call `received`."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         most = min(largest or largest_answer(), largest_answer())
         try:

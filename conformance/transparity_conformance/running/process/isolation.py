@@ -109,7 +109,7 @@ class RemotePort(_Described):
         return _Method(functools.partial(self.asked, name), self._offered[name])
 
     def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the forward pass; the answer may have as many bytes as all activations together."""
+        """Run the forward pass; accept an answer with as many bytes as all activations have together."""
         largest = None
         if self._config is not None:
             largest = 8 * sum(map(math.prod, shapes_of(self._config, tokens).values())) + MISSHAPEN
@@ -151,7 +151,8 @@ class RemotePort(_Described):
         return self._sharding
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values of the last call that differ between ranks but should be equal: one array per rank."""
+        """Return the values of the last call that should be equal on all ranks but differ, as lists with one array per
+        rank."""
         return self._process.differing.last
 
 
@@ -256,8 +257,8 @@ class IsolatedBuild(_Described):
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item that the port's process keeps from the result of the method `name`, such as a cache.
-    If the process keeps no item, return None."""
+    """Return the index of the item, such as a cache, that stays in the port's process when the method `name` returns.
+    If the process sends all items, return None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

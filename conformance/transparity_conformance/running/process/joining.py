@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Replicas:
     name: str
     relative: float
-    """`gap`, divided by the largest absolute value."""
+    """`gap`, divided by the largest absolute value on rank 0."""
     gap: float
     ranks: tuple[int, int]
 
@@ -101,15 +101,16 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """A selection of the operations whose values are equal on all ranks. A port's first call determines the selection
-    for later calls with the same operations, because shards of a shorter input may be equal by chance."""
+    """The operations whose values are equal on all ranks. The first call of a port determines them for later calls,
+    because shards of a shorter input may be equal by chance."""
 
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, port: Handle, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """Return the operations of rank 0 whose values are equal on all ranks, and the data flow between them. If the
-        ranks run different operations, as pipeline stages do, return all operations of rank 0."""
+        """Return the operations of rank 0 whose values are equal on all ranks. A returned operation refers to the
+        nearest returned operations that computed its inputs. If the ranks run different operations, as pipeline stages
+        do, return all operations of rank 0."""
         if len(by_rank) == 1:
             return list(by_rank[0])
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]

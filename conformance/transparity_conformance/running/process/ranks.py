@@ -50,7 +50,8 @@ class ProcessGroup:
         self.differing, self.whole = Differing(), Whole()
         self._loaded: tuple[Handle, Any] | None = None
         self.alone: ProcessGroup | None = None
-        """A group of one rank that runs the same code, to compare several ranks with a single rank."""
+        """A group with a single rank that runs the same code; the checker compares the results of this group with
+        several ranks."""
 
     def stop(self) -> None:
         for process in self.processes:

@@ -28,11 +28,11 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def load(spec: str, adapter: str | None, variables: Mapping[str, str]) -> Any:
-    """Load the function or the exported model that `spec` names; return it and its signature.
+    """Load the function or the exported model that `spec` names; return the loaded object and its signature.
 
-    If `adapter` is the path of an adapter, the function builds a model, and the adapter's lines fill its tensors. If
-    `adapter` is empty, the model keeps its own weights. `variables` are environment variables to set, unless the port's
-    file has already set them.
+    If `adapter` is the path of an adapter, the function builds a model, and the adapter's lines fill the model's
+    tensors. If `adapter` is empty, the model keeps its own weights. `variables` are environment variables to set,
+    unless the port's file has already set them.
     """
     runtime = runtime_of(spec)
     build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
@@ -53,8 +53,8 @@ def placements(port: Any) -> Any:
 
 
 def call(port: Any, method: str, args: Any, named: Any, stays: int | None = None, config: Any = None) -> Any:
-    """Call a port, or its method. With a `config`, return only the activations in the result. If the result is a
-    sequence, the item at the index `stays`, such as a cache, stays in the process."""
+    """Call a port or, if `method` is not empty, a method of the port. With a `config`, return only the activations in
+    the result. If the result is a sequence, the item at the index `stays`, such as a cache, stays in the process."""
     with port_calls.tokens_kept(args, named):
         result = (getattr(port, method) if method else port)(*args, **named)
     if config is not None:
@@ -83,13 +83,13 @@ def listen(
 
 
 def build(port: Any, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None) -> Any:
-    """Build a port; return it, its signature, and the signatures of its methods.
+    """Build a port; return the built object, its signature, and the signatures of its methods.
 
     With a `family`, `port` is a loader of Hugging Face folders. `family` contains the model type, a folder for
     temporary files, and the `Edit` of each folder.
 
-    If the built object is not callable, return (None, its description, {}). If building fails, return (None, the
-    message, None).
+    If the built object is not callable, return (None, a description of the object, {}). If building fails, return
+    (None, the error message, None).
     """
     make = port if family is None else HubBuild(port, *family)
     if family is None:

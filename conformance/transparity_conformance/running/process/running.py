@@ -58,7 +58,8 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets `{}`,
-    because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be written."""
+    because it has its own weights. If no copy of a checkpoint's folder can be written, a loader gets the path of the
+    checkpoint's own folder."""
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
     if not is_loader(build) and not hasattr(isolated_of(build), "process"):
@@ -77,7 +78,8 @@ def model_type_of(build: Port) -> str | None:
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return a note with the reason why a loader received the checkpoint's own folder; empty if it received a copy."""
+    """Return a note that says why a loader received the checkpoint's own folder; return no note if the loader received
+    a copy."""
     if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
         return ()
     if not parameters.is_given_itself:
@@ -102,8 +104,8 @@ def run_listening(
     """Run a port on a probe; return its activations and operations. With `whole_numbers`, also record integers.
 
     Leave out operations whose values would make the record larger than `largest_answer() / 2` bytes. Recording disables
-    compilers (`jit`, `torch.compile`), so the activations may differ by rounding from the result of `run`. The values
-    of preallocated buffers are cut to the sequence length.
+    compilers (`jit`, `torch.compile`), so the activations may differ from the result of `run` by rounding errors. The
+    values of preallocated buffers are cut to the sequence length.
     """
     listened = functools.partial(_listened, forward, "", whole_numbers=whole_numbers)
     returned, operations = _returned(listened, forward, probe)

@@ -38,7 +38,7 @@ MISSHAPEN = 2**26
 """The number of bytes by which an answer may exceed its expected size, so that a wrong shape can be reported."""
 
 PATIENCE = 1.0
-"""The seconds without a byte after which the checker tests whether the port's process still runs."""
+"""If no byte arrives for this number of seconds, the checker tests whether the port's process still runs."""
 
 DEPTH = 8
 """The largest depth of nested containers in an answer. Deeper containers stay in the port's process."""
@@ -93,7 +93,8 @@ def receive_request(connection: socket.socket) -> bytes:
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
-    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns a number for it.
+    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns the object's
+    number.
 
     Raises `ValueError` if the arrays have more than `largest` bytes. The size is tested before copying, because a view
     of one number may claim petabytes.
@@ -118,7 +119,7 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
         if hasattr(value, "shape") and hasattr(value, "dtype"):
             taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)
             if taken > largest:
-                raise ValueError(f"its arrays have {taken:,} bytes; expected at most {largest:,}")
+                raise ValueError(f"the arrays have {taken:,} bytes; expected at most {largest:,}")
             array = as_numbers(value)
             if array.dtype.kind in "fiub":
                 arrays.append(array)
@@ -146,7 +147,7 @@ def receive_answer(
     """Receive an answer from the port's process. `handle` makes the handle of an object that stays in the process.
 
     Raises `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raises
-    `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` tests whether
+    `ValueError` if the answer is malformed, or if the arrays have more than `largest` bytes. `is_running` tests whether
     the process still runs, because a fork of the process may keep the connection open.
     """
     chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
@@ -157,7 +158,7 @@ def receive_answer(
     decoder = _Decoder(chunks, size, handle)
     answer = decoder.value(text)
     if decoder.left:
-        raise ValueError(f"its arrays have fewer than {size:,} bytes")
+        raise ValueError(f"the arrays have fewer than {size:,} bytes")
     return answer
 
 
@@ -190,7 +191,7 @@ def largest_answer() -> int:
 
 
 class _Decoder:
-    """Decodes an answer whose arrays have `size` bytes together; `chunks` yields the given number of the next bytes."""
+    """Decodes an answer whose arrays have `size` bytes together; `chunks(n)` yields the next n bytes in pieces."""
 
     def __init__(self, chunks: Callable[[int], Iterator[bytes]], size: int, handle: Callable[..., Handle]) -> None:
         self.chunks, self.size, self.left, self.handle = chunks, size, size, handle
@@ -224,7 +225,7 @@ class _Decoder:
             raise ValueError(f"an array has the dtype {dtype} and the shape {shape}; {says}")
         value = np.empty(shape, dtype)
         if value.nbytes > self.left:
-            raise ValueError(f"its arrays have more than {self.size:,} bytes")
+            raise ValueError(f"the arrays have more than {self.size:,} bytes")
         self.left -= value.nbytes
         place, begin = value.reshape(-1).view(np.uint8), 0
         for chunk in self.chunks(value.nbytes):

@@ -31,7 +31,6 @@ def serve(connection: socket.socket) -> None:
 def _answered(
     connection: socket.socket, objects: dict[int, Any], keep: Callable[[Any], int]
 ) -> tuple[bytes, list[Any]]:
-    """Receive a request; return the encoded answer."""
     largest = wire.largest_answer()
     try:
         function, arguments, largest, released = pickle.loads(wire.receive_request(connection))

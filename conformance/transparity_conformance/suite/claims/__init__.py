@@ -23,8 +23,8 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""A function (bench) → evidence. If the claim is about several cases, the function is called for each case: as
-(bench, case) → evidence, or with the probe of a preset, as (bench, probe, record) → evidence."""
+"""A function that yields the evidence for a claim. The arguments are (bench); for a claim with several cases, (bench,
+case); for a claim about the probes of presets, (bench, probe, record)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Claim:
     """The claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the claim is also tested for the reference, so that expected values must not come from the reference."""
+    """Whether the claim is also tested for the reference; the claim's expected values must then not come from the
+    reference."""
     compiled: bool = False
     """Whether the claim runs whole models, and is therefore tested in every mode."""
     quick: tuple[str, ...] = EVERY
@@ -78,7 +79,7 @@ def claim(
         cases: The cases of the quick suite, or the name of the bench's attribute with these cases.
         all_cases: The cases of the slow suite.
         all_in: The dtypes in which the slow suite tests all cases.
-        few: The only cases to test if a backend compiles models; empty if all cases are tested.
+        few: The only cases to test if a backend compiles models; empty to test all cases.
         probe: The name of the probe, if the function takes a preset's probe and a `ClaimRecord` instead of a case.
         topic: The topic; by default, the name of the file.
         sharded, harness, about: Fields of the `Claim`. A sharded claim also needs a harness.

@@ -70,8 +70,8 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield two ways to decode. In both ways, the first chunks of the rows have 1, 2 or 3 tokens. In the second way,
-    the next chunks have 3, 2 or 1 tokens. All further chunks are single tokens."""
+    """Yield two lists of chunks, each with a name. In both lists, the first chunks of the rows have 1, 2 or 3 tokens.
+    In the second list, the second chunks have 3, 2 or 1 tokens. All other chunks are single tokens."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "chunks of 1, 2 and 3, then single tokens", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))

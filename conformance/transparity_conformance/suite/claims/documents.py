@@ -19,9 +19,9 @@ from transparity_conformance.suite.claims import claim
 A, B = np.arange(1, 17).reshape(4, 4), np.arange(100, 116).reshape(4, 4)
 
 PRINTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""The outputs that the documents print. Document 000 prints einsum examples and a batch; each row of `outer` is an
-element of A times all elements of B. Document 003 prints `split_heads` for four tokens and two heads, padded sequences
-with a mask, and future_mask(5). Documents 002 and 004 print a batch."""
+"""The outputs that the documents print. Document 000 prints einsum examples and a batch; `outer` has a row for each
+element of A: this element times all elements of B. Document 003 prints `split_heads` for four tokens and two heads,
+padded sequences with a mask, and future_mask(5). Documents 002 and 004 print a batch."""
 
 PRODUCT, ROW_BY_ROW, OUTER = (PRINTED[name] for name in ("product", "row_by_row", "outer"))
 TOKENS, HEADS = PRINTED["tokens"], PRINTED["heads"]

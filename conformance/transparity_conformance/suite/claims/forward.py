@@ -30,7 +30,8 @@ EVERY_SHAPE = ("notes-lm", "translation")
 
 
 def probes_for(bench: Bench, case: str) -> Iterator[Probe]:
-    """Yield the probes for a subject. Only the mode `eager` in float64 and float32 is tested on all shapes."""
+    """Yield the probes for a subject. Subjects in the mode `eager` and in float64 or float32 are tested on all
+    shapes."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -122,7 +123,7 @@ def taps_and_logits(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     if case == "llama":  # with as many keys as heads, code that confuses the two axes raises no error
         inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
         oracle = forward_oracle(probe.config, probe.parameters, inputs)
-        where = "logits of a text with one token per head"
+        where = "logits of a text with as many tokens as heads"
         yield record.oracle(oracle, where, forward(**inputs)["logits"], "logits")
 
 

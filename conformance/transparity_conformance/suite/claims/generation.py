@@ -30,7 +30,7 @@ RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache contains a recurrent state."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""Presets that generate in different ways: with or without a cache, a source and an end token."""
+"""Presets that differ in generation: some have a cache, a source or an end token."""
 
 EVERY_WAY = (*WAYS, *RECURRENT)
 
@@ -171,7 +171,8 @@ def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
     dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",)
 )
 def ragged_prompts(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
-    """Prompts of different lengths in a batch continue like single prompts, also beyond `max_length`."""
+    """Each prompt in a batch of prompts with different lengths continues as in a batch of one, also beyond
+    `max_length`."""
     config, parameters, _, source = prompted(case)
     if config.prefixes_agree:
         random = np.random.default_rng(8)

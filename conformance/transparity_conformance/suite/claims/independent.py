@@ -202,7 +202,8 @@ def torch_cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("flax", "jax"))
 def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`flax.nnx.MultiHeadAttention` agrees with the reference within float32's budget; its softmax is in float32."""
+    """`flax.nnx.MultiHeadAttention` agrees with the reference within float32's budget, because the softmax is in
+    float32."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -231,7 +232,8 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("jax",))
 def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`jax.nn.dot_product_attention` agrees with the reference within float32's budget; its softmax is in float32."""
+    """`jax.nn.dot_product_attention` agrees with the reference within float32's budget, because the softmax is in
+    float32."""
     import jax
 
     random = np.random.default_rng(12)

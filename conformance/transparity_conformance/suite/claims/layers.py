@@ -28,7 +28,8 @@ BATCH, QUERIES, KEYS = 8, 7, 9
 def module_oracle(
     name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
 ) -> Oracle:
-    """Return the oracle of a module of the reference, called with `x` and `context` (masks, a memory).
+    """Return the oracle of a module of the reference that is called with `x` and the fields of `context`, such as
+    masks.
 
     The oracle's values are the module's activations and its `result`."""
 
@@ -45,7 +46,7 @@ def module_oracle(
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
     """Compare the result and all activations of the module `scope` in the first layer of a case. The inputs are random
-    activations and `context` (masks, a memory)."""
+    activations, and the fields of `context`, such as masks."""
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))

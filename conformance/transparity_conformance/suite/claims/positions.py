@@ -32,8 +32,9 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
-    """Return a distance's bucket. With exact = ⌊buckets / 2⌋, a distance below exact has its own bucket. Others have
-    the bucket exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions."""
+    """Return the bucket of a distance. With exact = ⌊buckets / 2⌋, each distance below exact has its own bucket. A
+    larger distance has the bucket exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed
+    with fractions."""
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)

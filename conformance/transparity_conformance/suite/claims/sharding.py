@@ -1,7 +1,7 @@
 """Claims about sharding: with data and tensor parallelism, a backend computes the same results as in one process.
 
-Each rank has its shards of the parameters, and its rows of the batch. With several data ranks, the number of rows is
-not divisible by their number. All claims of a test session use the same processes.
+Each rank has its shards of the parameters, and its rows of the batch. If there are several data ranks, the number of
+rows is not divisible by the number of data ranks. All claims of a test session use the same processes.
 """
 
 import functools
@@ -69,7 +69,7 @@ TRAINED = (
     "adamw with recurrent layers on 1 × 2",
     "adamw with recurrent layers on 2 × 2",
 )
-"""Cases for training: an optimizer, and the mesh as data × model."""
+"""Cases for training: an optimizer, and the mesh as data × tensor ranks."""
 
 GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2", "qwen3-next on 1 × 2")
 
@@ -131,7 +131,8 @@ def gradients(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
 def ten_steps(bench: Bench, case: str) -> Iterator[ClaimEvidence]:
     """Ten optimizer steps on sharded parameters lead to the same parameters as ten steps of the reference.
 
-    A forward pass before the steps has no effect, and the steps do not change the model's own parameters.
+    An earlier forward pass does not change the result of the steps, and the steps do not change the model's own
+    parameters.
     """
     name, over = on_mesh(bench, case)
     (config, how), oracle = training.TRAINED[name], training.oracle_of(name)

@@ -85,7 +85,8 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models with batch norm in training, and a model whose encoder is unused and therefore has zero gradients."""
+"""Models with batch norm in training, and a model without decoder layers, in which the encoder's parameters have zero
+gradients."""
 
 
 @functools.cache
@@ -135,7 +136,8 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives with fixed dropout masks, and the parameters, for a preset with one layer per stack."""
+    """Return the derivatives of a preset's model with fixed dropout masks, and the model's parameters; each stack has
+    one layer."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     batch, lengths = len(inputs[config.input_names[0]]), lengths_of(config, inputs)

@@ -104,7 +104,7 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        says = "matched only by order; no activation confirms the match"
+        says = "matched only by names and order; no activation confirms the match"
         owned = [(name, each.places) for name, each in self.choices.items() if name not in self.confirmed]
         guessed = [
             f"{name}{f'[{number}]' if len(places) > 1 else ''} → {place.name}"

@@ -124,10 +124,50 @@ def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
     monkeypatch.chdir(tmp_path)
     result = checked_with(MODELS[port], tmp_path, MODELS[reference])
     assert result.exit_code == 0, result.output
-    assert "matched only by order" not in " ".join(result.output.split())
+    assert "matched only by names and order" not in " ".join(result.output.split())
     if "tanh" in MODELS[port]:
         wrong = checked_with(MODELS[port].replace("tanh", "sigmoid"), tmp_path, MODELS[reference])
         assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
+
+
+INSIDE = """
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+
+    def forward(self, tokens):
+        return self.model(tokens)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)"),
+        ("self.heads(self.query(x)), self.heads(self.key(x))", "self.heads(self.key(x)), self.heads(self.query(x))"),
+        ("self.out({})", "nn.functional.linear({}, self.out.weight.T, self.out.bias)"),
+    ],
+)
+def test_tensors_with_the_names_of_the_reference_are_paired_by_name(old: str, new: str, tmp_path: Path) -> None:
+    context = "context.transpose(1, 2).flatten(-2)"
+    renamed = [
+        ("self.norm, self.norm2", "self.norm2, self.first"),
+        ("self.norm(x)\n        x", "self.first(x)\n        x"),
+    ]
+    right = replaced(THEIRS, renamed) + INSIDE
+    wrong = replaced(right, [(old.format(context), new.format(context))])
+    written(tmp_path, "theirs", THEIRS)
+    for name, text in (("right", right), ("wrong", wrong)):
+        written(tmp_path, name, text)
+        report = check(
+            load_port(f"{tmp_path / name}.py:Outer"),
+            against=load_port(f"{tmp_path / 'theirs'}.py:Model"),
+            inputs=INPUTS,
+        )
+        assert report.verdict == ("agrees" if name == "right" else "diverges"), report.notes
+    assert "your port swaps" in report.faults[0].causes[0].says
 
 
 def test_heads_of_flax_are_paired_with_the_fused_matrices_of_pytorch(
@@ -136,7 +176,7 @@ def test_heads_of_flax_are_paired_with_the_fused_matrices_of_pytorch(
     monkeypatch.chdir(tmp_path)
     result = checked_with(MODELS["of Flax"], tmp_path, MODELS["attention of PyTorch"])
     assert result.exit_code == 0, result.output
-    assert "matched only by order" not in " ".join(result.output.split())
+    assert "matched only by names and order" not in " ".join(result.output.split())
 
 
 def test_a_parameter_that_a_new_module_fills_with_zeros_is_compared(

@@ -54,6 +54,25 @@ def test_rows_name_every_function_of_a_family_by_a_unique_name() -> None:
     assert [name for name in defined if not {name, name.partition("_")[2]} & named] == []
 
 
+TYPOS: list[tuple[str, dict[str, Any]]] = [
+    ("mlp_bais", {"without": ["mlp_bais"]}),
+    ("*.q_porj", {"without_tensors": ["*.q_porj"]}),
+    ("attention_scal", {"always": {"attention_scal": "none"}}),
+    ("paad_token_id", {"tokens": {"paad": 0}}),
+    ("rope_thta", {"example": {"rope_thta": 1.0}}),
+    ("defualt", {"fields": {"head_dim": {"codec": "head_width", "defualt": "null"}}}),
+    ("lama", {"sizes": "lama"}),
+]
+
+
+@pytest.mark.parametrize(("typo", "keys"), TYPOS, ids=[typo for typo, _ in TYPOS])
+def test_a_typo_in_a_table_is_an_error(typo: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {**families.tables(), typo: {"like": "rms_decoder", "model": "LlamaForCausalLM", **keys}}
+    monkeypatch.setattr(families, "tables", lambda: tables)
+    with pytest.raises(LookupError, match=re.escape(typo)):
+        families.family(typo)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_read_as_the_same_bits(name: str, tmp_path: Path) -> None:
     model_type, config, parameters = model(name)

@@ -4,6 +4,7 @@ import functools
 import importlib
 import math
 import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays, Backend, ShardedHarness
 from transparity_conformance.running.process.isolation import IsolatedBuild, RemotePort
 from transparity_conformance.running.process.ranks import ProcessGroup
+from transparity_conformance.running.process.wire import with_handles
 
 TIMEOUT = 120.0
 """The seconds to wait for an answer of all ranks."""
@@ -86,7 +88,7 @@ class RemoteForward:
         return functools.partial(self._ask, method)
 
     def _ask(self, method: str, *given: Any, **named: Any) -> Any:
-        answer = self.port.asked(method, *given, **named)
-        if self.port.replicas():
+        answers = self.port.answers_by_rank(method, *given, **named)
+        if len({pickle.dumps(with_handles(each, lambda handle: handle.kind)) for each in answers}) > 1:
             raise RanksError(f"{method}: ranks return different results")
-        return answer
+        return self.port.joined(method, answers)

@@ -93,7 +93,8 @@ Choices = dict[str, Choice]
 class Paired:
     choices: Choices
     confirmed: frozenset[str] = frozenset()
-    """The tensors of the reference with a confirmed choice: the port computes the same values with this choice."""
+    """The tensors of the reference with a confirmed choice: the port computes the same values with this choice, or no other
+    choice exists."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value) for name, value in port.items()}
@@ -106,7 +107,7 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        says = "matched only by order; no activation confirms the match"
+        says = "matched only by names and order; no activation confirms the match"
         owned = [(name, each.places) for name, each in self.choices.items() if name not in self.confirmed]
         guessed = [
             f"{name}{f'[{number}]' if len(places) > 1 else ''} → {place.name}"
@@ -156,6 +157,18 @@ def _pattern(name: str) -> str:
 def _similarity(one: str, other: str) -> float:
     words = re.compile(r"[._]").split
     return difflib.SequenceMatcher(None, words(one), words(other), autojunk=False).ratio()
+
+
+def _same_names(theirs: Iterable[str], port: Collection[str]) -> dict[str, str]:
+    """Map tensors of the reference to tensors of the port, if most names are equal except for a common prefix."""
+    found = defaultdict[tuple[str, str], dict[str, str]](dict)
+    for name, other in itertools.product(theirs, port):
+        end = min(name, other, key=len)
+        starts = name.removesuffix(end), other.removesuffix(end)
+        if (name.endswith(end) and other.endswith(end)) and all(not each or each.endswith(".") for each in starts):
+            found[starts][name] = other
+    most = max(found.values(), key=len, default={})
+    return most if 2 * len(most) > len({*theirs}) else {}
 
 
 def _module(name: str) -> str:
@@ -217,6 +230,11 @@ class _Search:
         # matrices are transposed in the port.
         are_kernels = any(name.endswith("kernel") for name in port)
         self.is_turned = are_kernels or len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
+        self.same = _same_names(theirs, port)
+        stored = {
+            theirs[each].shape == port[own].shape for each, own in self.same.items() if theirs[each].shape in maps
+        }
+        self.is_stored_alike = stored == {True}
         self.choices = {name: self._choices(name) for name in theirs}
         self.used: dict[int, list[str]] = {}
         for step in program.steps:
@@ -232,6 +250,12 @@ class _Search:
         found = [each for axes in orders for whole in self.port for each in self._places(name, axes, whole)]
         ends = [axes for axes in orders if axes in (orders[0], orders[-1])]  # a fused matrix may be transposed
         found += [each for axes in ends for each in self._joined(name, axes)]
+        alike = [tuple(range(self.theirs[name].ndim))] if self.is_stored_alike else orders
+        named = {(Place(self.same.get(name, ""), axes),) for axes in alike}
+        if own := [each for each in found if each.places in named]:
+            return own  # any other choice would hide that the port reads a wrong tensor
+        others = [each for each in found if not any(place.name in self.same.values() for place in each.places)]
+        found = others or found
         return sorted(found, key=lambda choice: -min(_similarity(name, place.name) for place in choice.places))
 
     def _places(self, name: str, axes: tuple[int, ...], whole: str) -> Iterator[Choice]:
@@ -285,7 +309,8 @@ class _Search:
                 else:
                     continue
             confirmed |= {*names, *before}
-        return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed))
+        only = {name for name, choices in self.choices.items() if len(choices) == 1}
+        return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed | only))
 
     def _guessed(self) -> Choices:
         found = self._filled({})

@@ -24,15 +24,17 @@ import functools
 import importlib
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import filter as fnfilter
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from transparity.config import FIELD_TYPES
 from transparity_conformance.checkpoints.naming import StoredTensor, flat, transposed
 from transparity_conformance.checkpoints.tables import kinds, rotary
 from transparity_conformance.checkpoints.tables import rows as row
-from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
+from transparity_conformance.checkpoints.tables.codecs import TOKENS, Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import FieldRow
 
 OWN = ("model", "example", "sizes", "classifier")
@@ -76,10 +78,19 @@ def merged(name: str) -> dict[str, Any]:
     for key in ("always", "fields", "tensors", "modules"):
         kept = {each: said for each, said in base.get(key, {}).items() if not is_any(each, gone.get(key, ()))}
         found[key] = kept | own.get(key, {})
+    _check_known(name, own.get("without", ()), base.get("fields", ()))
+    _check_known(name, own.get("without_tensors", ()), (*base.get("tensors", ()), *base.get("modules", ())))
+    _check_known(name, own.get("always", ()), FIELD_TYPES)
+    _check_known(name, (f"{each}_token_id" for each in own.get("tokens", ())), TOKENS)
     fields = {each: {"rename": said} if isinstance(said, str) else said for each, said in found["fields"].items()}
     for field, value in own.get("defaults", {}).items():
         fields[field] = fields[field] | {"default": value}
     return found | {"fields": fields}
+
+
+def _check_known(where: str, patterns: Iterable[str], known: Collection[str]) -> None:
+    if unknown := [each for each in patterns if not fnfilter(known, each)]:
+        raise LookupError(f"The row or table {where} contains {unknown[0]}, which names nothing.")
 
 
 def is_any(name: str, patterns: Iterable[str]) -> bool:
@@ -99,6 +110,7 @@ def rows_of(fields: Mapping[str, Mapping[str, Any]]) -> Iterator[FieldRow]:
 
 def _converted(kind: str, codec: str, fields: Mapping[str, Mapping[str, Any]]) -> FieldRow:
     known, first = functions(), next(iter(fields))
+    _check_known(first, {key for said in fields.values() for key in said}, (kind, "default", "given"))
     if known.keys().isdisjoint((f"read_{codec}", f"write_{codec}")):
         raise LookupError(f"There is no function read_{codec} or write_{codec}, which the row {first} requires.")
     read: Callable[..., Any] = known.get(f"read_{codec}", row.read_nothing)
@@ -134,11 +146,13 @@ def family(name: str) -> Family:
     table |= {key: known[table[key]] for key in ("packed", "absent", "copies") if key in table}
     table["only"] = {field: tuple(values) for field, values in table.get("only", {}).items()}
     table["computed"] = {tensor: known[function] for tensor, function in table.get("computed", {}).items()}
-    table["example"] = tables()["sizes"].get(table.pop("sizes", ""), {}) | table.get("example", {})
+    table["example"] = (tables()["sizes"][table.pop("sizes")] if "sizes" in table else {}) | table.get("example", {})
     if "classifier" in table:
         own = dict(tables()["classifiers"][table["classifier"]])
         table["classifier"] = Classifier(names=names_of(own.pop("tensors", {}), own.pop("modules", {})), **own)
-    return Family(rows=tuple(rows), names=names, **table)
+    found = Family(rows=tuple(rows), names=names, **table)
+    _check_known(name, tables()[name].get("example", ()), found.understood)
+    return found
 
 
 FAMILIES: Mapping[str, Family] = {name: family(name) for name in sorted(tables()) if "model" in tables()[name]}

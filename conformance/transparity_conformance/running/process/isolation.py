@@ -114,13 +114,13 @@ class RemotePort(_Described):
         if self._config is not None:
             largest = 8 * sum(map(math.prod, shapes_of(self._config, tokens).values())) + MISSHAPEN
         request = requests.call, self.handle, "", (), tokens, None, self._config
-        return self._joined("", self._process.answers("forward", *request, largest=largest), tokens)
+        return self.joined("", self._process.answers("forward", *request, largest=largest), tokens)
 
     def offers(self, name: str) -> bool:
         return all(self._process.answers("the request for its methods", has_method, self.handle, name))
 
     def asked(self, method: str, *args: Any, **named: Any) -> Any:
-        return self._joined(method, self.answers_by_rank(method, *args, **named), {})
+        return self.joined(method, self.answers_by_rank(method, *args, **named))
 
     def answers_by_rank(self, method: str, *args: Any, **named: Any) -> list[Any]:
         kind = Backward if method == "backward" else object
@@ -134,10 +134,10 @@ class RemotePort(_Described):
         config = None if method else self._config
         request = requests.listen, self.handle, method, args, named, _stays(method), config, whole_numbers
         answers = self._process.answers(method or "forward", *request, kind=Recorded)
-        result = self._joined(method, [each.result for each in answers], named)
+        result = self.joined(method, [each.result for each in answers], named)
         return Recorded(result, self._process.whole.of(self.handle, [each.operations for each in answers]))
 
-    def _joined(self, method: str, answers: Sequence[Any], tokens: Mapping[str, np.ndarray]) -> Any:
+    def joined(self, method: str, answers: Sequence[Any], tokens: Mapping[str, np.ndarray] | None = None) -> Any:
         if not self._process.is_launched:
             return answers[0]
         shapes: Shapes = {}

@@ -142,8 +142,7 @@ class CrossAttention(AttentionProjections):
 def _attend(
     module: AttentionProjections, x: Hidden, query: Queries, key: Keys, value: Values, context: Context
 ) -> Hidden:
-    """Compute attention, multiply the heads' results by σ(gate(x)) with `attention_gate`, and apply the output
-    projection."""
+    """Compute attention, multiply by σ(gate(x)) if `attention_gate` is true, and apply the output projection."""
     config = module.config
     y = attention(config, query, key, value, context, module.sinks[...] if config.attention_sinks else None)
     if config.attention_gate:

@@ -138,8 +138,7 @@ class CrossAttention(AttentionProjections):
 def _attend(
     module: AttentionProjections, x: Hidden, query: Queries, key: Keys, value: Values, context: Context
 ) -> Hidden:
-    """Compute attention, multiply the heads' results by σ(gate(x)) with `attention_gate`, and apply the output
-    projection."""
+    """Compute attention, multiply by σ(gate(x)) if `attention_gate` is true, and apply the output projection."""
     y = attention(module.config, query, key, value, context, module.sinks)
     if module.config.attention_gate:
         y = context.tap("gated_context", y * torch.sigmoid(module.gate(x)))

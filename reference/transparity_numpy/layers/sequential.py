@@ -20,9 +20,8 @@ NORMS_AT: dict[str, dict[str, str]] = {
     "sandwich": {"before": "norm", "between": "post_norm"},
     "post-branch": {"between": "norm"},
 }
-"""The names of a sublayer's norms, by `config.norm_position`: `before` the sublayer, `between` the sublayer and the
-residual sum, and `after` the sum. The position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al.
-2020."""
+"""The norms before a sublayer f, `between` f(x) and the residual sum, and after the sum, by `config.norm_position`. The
+position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
 
 
 def normalize(config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, context: Context) -> Hidden:
@@ -38,8 +37,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 def normed(
     config: TransformerConfig, parameters: Parameters, name: str, place: str, x: Hidden, context: Context
 ) -> Hidden:
-    """Apply the norm of the sublayer `name` at `place`, a key of `NORMS_AT` such as `before`; without a norm, return
-    `x`."""
+    """Apply the norm of the sublayer `name` at `place`, such as `before` (`NORMS_AT`); without a norm, return `x`."""
     norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
     return normalize(config, parameters, f"{name}_{norms[place]}", x, context) if place in norms else x
 

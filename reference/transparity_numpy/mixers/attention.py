@@ -133,8 +133,7 @@ def _attend(
     value: Values,
     context: Context,
 ) -> Hidden:
-    """Compute attention, multiply the heads' results by σ(gate(x)) with `attention_gate`, and apply the output
-    projection."""
+    """Compute attention, multiply by σ(gate(x)) if `attention_gate` is true, and apply the output projection."""
     y = attention(config, query, key, value, context, parameters.get("sinks"))
     if config.attention_gate:
         y = context.tap("gated_context", y * sigmoid(linear(parameters["gate"], x)))

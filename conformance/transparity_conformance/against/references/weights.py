@@ -93,8 +93,8 @@ Choices = dict[str, Choice]
 class Paired:
     choices: Choices
     confirmed: frozenset[str] = frozenset()
-    """The tensors of the reference with a confirmed choice: the port computes the same values with this choice, or no other
-    choice exists."""
+    """The tensors of the reference with a confirmed choice: the port computes the same values with this choice, or no
+    other choice exists."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value) for name, value in port.items()}

@@ -312,8 +312,8 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
     return ReachModel(GIVEN_A_MASK, masked, parameters, calls, is_asked=True)
 
 
-DEPTH = 6
-"""The number of layers of the deep model: three kinds of layers, twice each."""
+DEPTH = 7
+"""The number of layers of the deep model, which is odd: three kinds of layers, at least twice each."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:

@@ -189,6 +189,14 @@ def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:
     assert said and all("1/√rotary_dim" in says and "1/√(head_dim − rotary_dim)" in says for says in said)
 
 
+def test_keys_alone_are_not_told_with_the_values_that_scores_do_not_show(probes: dict[str, Probe]) -> None:
+    actual, tap = computed(probes, ("head-grouping", "keys tiled")), "decoder.layers.0.self_attention.scores"
+    tiled = [everywhere(probes["mixed"], "head-grouping", variant)[0].fault for variant in ("keys tiled", "tiled")]
+    segment = segment_of(results_of(probes, actual), tap)
+    told = explained_by(segment, (), [(Hypothesis(fault, (tap,)),) for fault in tiled], probes)
+    assert "or keys and values" not in told.causes[0].says
+
+
 def test_a_cause_at_another_size_does_not_contradict_right_answers(probes: dict[str, Probe]) -> None:
     scale = everywhere(next(iter(probes.values())), *WRONG[0])[0]
     elsewhere = Hypothesis(scale.fault, ("decoder.layers.9.self_attention.scores",))  # only a deeper model has this tap

@@ -183,10 +183,10 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or description by which `other` differs from `fault`; "" for equal faults."""
+    """Return the number or description by which `other` differs from `fault`; "" if it only says more."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
-    return "" if other.description.startswith(fault.description) else other.description
+    return "" if {*fault.description.split()} <= {*other.description.split()} else other.description
 
 
 def _split_by(

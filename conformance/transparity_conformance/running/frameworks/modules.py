@@ -191,7 +191,7 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
         return dict(_of_torch(model))
     if is_instance(model, "flax.nnx", "Module"):
         return dict(_of_nnx(model))
-    return dict(_leaves(model))
+    return {} if isinstance(model, tuple) else dict(_leaves(model))  # a tuple cannot be filled
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:

@@ -276,3 +276,31 @@ def test_only_the_last_large_values_are_kept() -> None:
     assert [kept.get(number) for number in range(4)] == [None, None, "value 2", "value 3"]
     kept.put(4, "larger than the memory", 2 * MOST_BYTES)
     assert [kept.get(number) for number in range(5)] == [None, None, None, None, "larger than the memory"]
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.norm(self.up(x))
+        return answer
+
+
+IN_TUPLES = """
+import jax.numpy as jnp
+
+def apply(tensors, x):
+    (w, b), (mean, var, scale, shift) = tensors["up"], tensors["norm"]
+    return (x @ w + b - mean) / jnp.sqrt(var + 1e-5) * scale + shift
+
+def load():
+    return apply, {"up": (jnp.ones((6, 8)), jnp.zeros(8)), "norm": tuple(jnp.ones(8) * n for n in (0, 1, 1, 0))}
+"""
+
+
+def test_statistics_of_a_batch_norm_are_copied_into_tuples(tmp_path: Path) -> None:
+    (tmp_path / "in_tuples.py").write_text(IN_TUPLES, encoding="utf-8")
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    assert check(f"{tmp_path}/in_tuples.py:load", against=Normed, inputs=[{"x": x}]).verdict == "agrees"

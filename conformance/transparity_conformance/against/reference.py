@@ -21,6 +21,7 @@ from transparity_conformance.listening.program import (
     decomposed,
     executed_exactly,
     float64_defaults,
+    learned_of,
     record_program,
 )
 from transparity_conformance.listening.pytorch import dispatched
@@ -236,7 +237,7 @@ class Reference:
     @property
     def learned(self) -> dict[str, np.ndarray]:
         """Return the learned tensors; a tied tensor appears under its first name."""
-        return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
+        return {name: value.detach().float().numpy() for name, value in learned_of(self.model).items()}
 
     @functools.cached_property
     def numbers(self) -> list[float]:

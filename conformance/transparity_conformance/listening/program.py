@@ -216,6 +216,16 @@ class Program:
             values[step.output] = values[step.output].copy_(made) if step.aliases else made
 
 
+STATISTICS = ("running_mean", "running_var")
+"""The buffers of a batch norm, which count as parameters."""
+
+
+def learned_of(model: Any) -> dict[str, Any]:
+    """Return the parameters of a PyTorch module and the statistics of its batch norms, by name."""
+    buffers = ((name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS))
+    return dict([*model.named_parameters(), *buffers])
+
+
 def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:
     """Record `call`, which calls a float64 module on float64 `inputs` and returns the tensor to compare. Parameters and
     submodules of `model` name the program's values and steps."""
@@ -226,7 +236,7 @@ def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any
     defined = (getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds)
     recorder = Recorder(names, modules, set(filter(None, defined)))  # a class in a notebook has no file
     with modules_noted(recorder):
-        return recorder.recorded(call, {name for name, _ in model.named_parameters()})
+        return recorder.recorded(call, learned_of(model))
 
 
 @contextlib.contextmanager

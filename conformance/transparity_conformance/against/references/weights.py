@@ -27,7 +27,7 @@ from transparity_conformance.running.process.running import ask
 
 NUMBER = re.compile(r"\d+")
 
-PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
+PARTS = {"split", "split_with_sizes", "unsafe_split", "slice", "select", "chunk", "unbind"}
 
 Tensors = Mapping[str, np.ndarray]
 

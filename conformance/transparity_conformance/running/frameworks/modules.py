@@ -4,7 +4,8 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, Protocol, cast
@@ -12,6 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.listening.program import STATISTICS, learned_of
 from transparity_conformance.running.inputs import input_names, is_instance, settings_of
 
 
@@ -177,10 +179,6 @@ def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
     return undo
 
 
-STATISTICS = ("running_mean", "running_var")
-"""The buffers of a batch norm, which the reference treats as parameters."""
-
-
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
     """Return the learned tensors of a module, or of nested dicts and lists, by name; an empty dict if there are none.
 
@@ -193,7 +191,7 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
         return dict(_of_torch(model))
     if is_instance(model, "flax.nnx", "Module"):
         return dict(_of_nnx(model))
-    return dict(_leaves("", model))
+    return {} if isinstance(model, tuple) else dict(_leaves(model))  # a tuple cannot be filled
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
@@ -224,9 +222,9 @@ def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     trained = [(name, value) for name, value in every if value.requires_grad]
     if not any(value.ndim > 1 for _, value in trained):  # all weights are frozen, for inference
         trained = every
-    buffers = [(name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS)]
+    frozen = dict(every).keys() - dict(trained).keys()
     known = set()
-    for name, value in [*trained, *buffers]:
+    for name, value in ((name, value) for name, value in learned_of(model).items() if name not in frozen):
         key = (value.data_ptr(), tuple(value.shape), value.stride())
         if value.is_floating_point() and value.numel() and key not in known:
             known.add(key)
@@ -249,31 +247,43 @@ def _of_nnx(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     for path, variable in nnx.state(model).flat_state():
         if isinstance(variable, nnx.Param | nnx.BatchStat) and variable[...].dtype.kind == "f":
             read = functools.partial(_numbers, variable, ...)
-            yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_replace, variable, ...))
+            yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_put, variable, (...,)))
 
 
 def _numbers(node: Any, key: Any) -> np.ndarray:
     return np.array(node[key], np.float32)
 
 
-def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        path = f"{name}.{key}" if name else str(key)
-        if isinstance(value, dict | list):
-            yield from _leaves(path, value)
-        elif is_instance(value, "torch", "Tensor"):
-            if value.is_floating_point() and value.numel():
-                yield path, _tensor(value)
-        elif hasattr(value, "dtype") and np.dtype(value.dtype).kind == "f" and np.size(value):
-            yield path, ModuleTensor(functools.partial(_numbers, node, key), functools.partial(_replace, node, key))
+def _leaves(root: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, ModuleTensor]]:
+    node = functools.reduce(operator.getitem, path, root)
+    if isinstance(node, dict | list | tuple):
+        for key in node if isinstance(node, dict) else range(len(node)):
+            yield from _leaves(root, (*path, key))
+    elif path and is_instance(node, "torch", "Tensor"):
+        if node.is_floating_point() and node.numel():
+            yield ".".join(map(str, path)), _tensor(node)
+    elif path and hasattr(node, "dtype") and np.dtype(node.dtype).kind == "f" and np.size(node):
+        read = lambda: np.array(functools.reduce(operator.getitem, path, root), np.float32)
+        yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_put, root, path))
 
 
-def _replace(node: Any, key: Any, numbers: np.ndarray) -> None:
-    value = node[key]
+def _put(node: Any, path: Sequence[Any], numbers: np.ndarray) -> Any:
+    """Replace the array at a path, and return the changed node: a copy of a tuple, or the node itself."""
+    if not path:
+        return _like(node, numbers)
+    key, *rest = path
+    new = _put(node[key], rest, numbers)
+    if isinstance(node, tuple):
+        items = (new if number == key else item for number, item in enumerate(node))
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+    node[key] = new
+    return node
+
+
+def _like(value: Any, numbers: np.ndarray) -> Any:
     if isinstance(value, np.ndarray):
         value[...] = numbers.reshape(value.shape)
-        return
+        return value
     import jax.numpy as jnp
 
-    node[key] = jnp.asarray(numbers.reshape(value.shape), value.dtype)
+    return jnp.asarray(numbers.reshape(value.shape), value.dtype)

@@ -179,6 +179,16 @@ def test_heads_of_flax_are_paired_with_the_fused_matrices_of_pytorch(
     assert "matched only by names and order" not in " ".join(result.output.split())
 
 
+def test_tensors_of_flax_with_the_names_of_the_reference_are_paired_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    port, theirs = MODELS["scores of Flax"], MODELS["scores of PyTorch"]
+    assert checked_with(port, tmp_path, theirs).exit_code == 0
+    swapped = port.replace("query @ key.swap", "key @ query.swap")
+    assert checked_with(swapped, tmp_path, theirs).exit_code == 1
+
+
 def test_a_parameter_that_a_new_module_fills_with_zeros_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

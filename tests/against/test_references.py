@@ -1,3 +1,4 @@
+import functools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,18 @@ def test_modules_pairs_and_closures_are_references() -> None:
     assert {getattr(each, "framework", "") for each in references.values()} == {"jax", "torch"}
     names = {name.rpartition("params.")[2] for name in references["linen"].weights}
     assert {"Embed_0.embedding", "Dense_1.kernel"} <= names
+
+
+def test_a_function_with_parameters_is_compared_at_the_lengths_that_it_takes() -> None:
+    def far(parameters: Any, tokens: Any) -> Any:
+        x = parameters["table"][tokens]
+        return x * jnp.minimum(jnp.arange(tokens.shape[1]), parameters["limit"])[:, None]
+
+    def bound(limit: float) -> Any:
+        return functools.partial(far, {"table": np.asarray(EMBEDDING), "limit": np.full(1, limit, np.float32)})
+
+    assert check(bound(90), against=bound(90)).verdict == "agrees"
+    assert check(bound(24), against=bound(90)).verdict == "diverges"
 
 
 def test_an_array_keeps_its_place_after_a_walk() -> None:

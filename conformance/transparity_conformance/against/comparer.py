@@ -87,7 +87,13 @@ class Comparer:
         lost = [index for index in sorted(nowhere) if self.port.prints[index] is not None]
         return Comparison(changes, values, have, lost, self.is_answer(values, within), within)
 
+    @functools.cached_property
+    def _is_not_finite(self) -> bool:
+        return not bool(self.program.values[self.program.answer].isfinite().any())
+
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
+        if not np.isfinite(self.port.answer).any() and not self._is_not_finite:
+            return False  # nearly any mistake makes all elements NaN or infinite
         return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -177,9 +178,11 @@ def is_configured(model: Any) -> bool:
 
 
 def _found_by_calls(model: Any) -> Source:
+    is_pair = isinstance(model, functools.partial) and len(model.args) == 1  # see `bound`
     try:
         with kept(model):
-            subject = FittedModel(made_by(model, None))
+            make = (lambda: (model.func, copy.deepcopy(model.args[0]))) if is_pair else model
+            subject = FittedModel(made_by(make, None))
             rows, plain = first_answer(subject)
             longest = LONGEST if subject.positions else min(LONGEST, longest_taken(subject, plain))
     except PortError as error:

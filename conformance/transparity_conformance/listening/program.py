@@ -221,9 +221,11 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def learned_of(model: Any) -> dict[str, Any]:
-    """Return the parameters of a PyTorch module and the statistics of its batch norms, by name."""
+    """Return the parameters of a PyTorch module and the statistics of its batch norms, in the order of its modules."""
     buffers = ((name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS))
-    return dict([*model.named_parameters(), *buffers])
+    modules = [name for name, _ in model.named_modules()]
+    found = [*model.named_parameters(), *buffers]
+    return dict(sorted(found, key=lambda item: modules.index(item[0].rpartition(".")[0])))
 
 
 def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:

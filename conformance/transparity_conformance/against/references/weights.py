@@ -159,16 +159,35 @@ def _similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, words(one), words(other), autojunk=False).ratio()
 
 
+PARAMETERS = {"kernel": "weight", "scale": "weight", "embedding": "weight", "gamma": "weight", "beta": "bias"}
+"""Names of parameters in Flax and Keras, with the names in PyTorch."""
+
+
+def _plain(name: str) -> str:
+    module, dot, parameter = name.rpartition(".")
+    return f"{module}{dot}{PARAMETERS.get(parameter, parameter)}"
+
+
 def _same_names(theirs: Iterable[str], port: Collection[str]) -> dict[str, str]:
-    """Map tensors of the reference to tensors of the port, if most names are equal except for a common prefix."""
+    """Map tensors of the reference to tensors of the port, if most names are equal except for a common prefix and for
+    the frameworks' names of parameters."""
     found = defaultdict[tuple[str, str], dict[str, str]](dict)
     for name, other in itertools.product(theirs, port):
-        end = min(name, other, key=len)
-        starts = name.removesuffix(end), other.removesuffix(end)
-        if (name.endswith(end) and other.endswith(end)) and all(not each or each.endswith(".") for each in starts):
+        mine, yours = _plain(name), _plain(other)
+        end = min(mine, yours, key=len)
+        starts = mine.removesuffix(end), yours.removesuffix(end)
+        if (mine.endswith(end) and yours.endswith(end)) and all(not each or each.endswith(".") for each in starts):
             found[starts][name] = other
     most = max(found.values(), key=len, default={})
     return most if 2 * len(most) > len({*theirs}) else {}
+
+
+def _shapes_of(tensors: Tensors) -> dict[str, Counter[tuple[int, ...]]]:
+    """Return the shapes of the tensors of each module, each with its sizes in order."""
+    found = defaultdict[str, Counter[tuple[int, ...]]](Counter)
+    for name, value in tensors.items():
+        found[name.rpartition(".")[0]][tuple(sorted(value.shape))] += 1
+    return found
 
 
 def _module(name: str) -> str:
@@ -230,11 +249,12 @@ class _Search:
         # matrices are transposed in the port.
         are_kernels = any(name.endswith("kernel") for name in port)
         self.is_turned = are_kernels or len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
-        self.same = _same_names(theirs, port)
-        stored = {
-            theirs[each].shape == port[own].shape for each, own in self.same.items() if theirs[each].shape in maps
-        }
-        self.is_stored_alike = stored == {True}
+        self.same, self.groups = _same_names(theirs, port), (_shapes_of(theirs), _shapes_of(port))
+        self.stored = defaultdict[str, set[bool]](set)
+        """For each last part of the port's names, such as `kernel`: whether matrices are stored as in the reference."""
+        for each, own in self.same.items():
+            if theirs[each].shape in maps:
+                self.stored[own.rpartition(".")[2]].add(theirs[each].shape == port[own].shape)
         self.choices = {name: self._choices(name) for name in theirs}
         self.used: dict[int, list[str]] = {}
         for step in program.steps:
@@ -250,13 +270,20 @@ class _Search:
         found = [each for axes in orders for whole in self.port for each in self._places(name, axes, whole)]
         ends = [axes for axes in orders if axes in (orders[0], orders[-1])]  # a fused matrix may be transposed
         found += [each for axes in ends for each in self._joined(name, axes)]
-        alike = [tuple(range(self.theirs[name].ndim))] if self.is_stored_alike else orders
+        stored, count = self.stored[self.same.get(name, "").rpartition(".")[2]], self.theirs[name].ndim
+        alike = [tuple(range(count))] if stored == {True} else [(1, 0)] if stored == {False} and count == 2 else orders
         named = {(Place(self.same.get(name, ""), axes),) for axes in alike}
         if own := [each for each in found if each.places in named]:
             return own  # any other choice would hide that the port reads a wrong tensor
         others = [each for each in found if not any(place.name in self.same.values() for place in each.places)]
         found = others or found
-        return sorted(found, key=lambda choice: -min(_similarity(name, place.name) for place in choice.places))
+        return sorted(found, key=lambda choice: self._unlikeness(name, choice))
+
+    def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, float]:
+        """Return a sort key that prefers modules with tensors of the same shapes, and then similar names."""
+        own = self.groups[0][name.rpartition(".")[0]]
+        is_other = any(self.groups[1][module] != own for module in choice.modules)
+        return is_other, -min(_similarity(name, place.name) for place in choice.places)
 
     def _places(self, name: str, axes: tuple[int, ...], whole: str) -> Iterator[Choice]:
         """Yield the port's tensor `whole`, or a part of this tensor if other tensors of the module fit into the

@@ -282,6 +282,7 @@ def _put(node: Any, path: Sequence[Any], numbers: np.ndarray) -> Any:
 
 def _like(value: Any, numbers: np.ndarray) -> Any:
     if isinstance(value, np.ndarray):
+        value = value if value.flags.writeable else value.copy()
         value[...] = numbers.reshape(value.shape)
         return value
     import jax.numpy as jnp

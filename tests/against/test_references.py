@@ -226,7 +226,7 @@ def test_modules_pairs_and_closures_are_references() -> None:
 
 def test_a_function_with_parameters_is_compared_at_the_lengths_that_it_takes() -> None:
     def far(parameters: Any, tokens: Any) -> Any:
-        x = parameters["table"][tokens]
+        x = jnp.asarray(parameters["table"])[tokens]
         return x * jnp.minimum(jnp.arange(tokens.shape[1]), parameters["limit"])[:, None]
 
     def bound(limit: float) -> Any:

@@ -169,8 +169,8 @@ def _plain(name: str) -> str:
 
 
 def _same_names(theirs: Iterable[str], port: Collection[str]) -> dict[str, str]:
-    """Map tensors of the reference to tensors of the port, if most names are equal except for a common prefix and for
-    the frameworks' names of parameters."""
+    """Map tensors of the reference to tensors of the port, if most names are equal. A common prefix and the frameworks'
+    names of parameters may differ."""
     found = defaultdict[tuple[str, str], dict[str, str]](dict)
     for name, other in itertools.product(theirs, port):
         mine, yours = _plain(name), _plain(other)

@@ -13,6 +13,7 @@ from transparity_conformance import check
 from transparity_conformance.against.compare import without_consequences
 from transparity_conformance.against.departures import Departure
 from transparity_conformance.against.edits.edit import Edit
+from transparity_conformance.against.references.weights import Choice, Paired, Place
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
@@ -177,6 +178,12 @@ def test_heads_of_flax_are_paired_with_the_fused_matrices_of_pytorch(
     result = checked_with(MODELS["of Flax"], tmp_path, MODELS["attention of PyTorch"])
     assert result.exit_code == 0, result.output
     assert "matched only by names and order" not in " ".join(result.output.split())
+
+
+def test_a_tensor_in_another_order_of_memory_is_filled() -> None:
+    theirs, port = np.arange(24.0).reshape(4, 6), np.asfortranarray(np.zeros((6, 2, 2)))
+    pairs = Paired({"map": Choice((Place("kernel", (1, 0), (6, 4)),))})
+    assert (pairs.values({"map": theirs}, {"kernel": port})["kernel"] == theirs.T.reshape(6, 2, 2)).all()
 
 
 def test_tensors_of_flax_with_the_names_of_the_reference_are_paired_by_name(

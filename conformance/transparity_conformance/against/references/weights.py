@@ -46,7 +46,7 @@ class Place:
     """The part's rows or columns, as (start, end); None for the whole tensor."""
 
     def of(self, values: Tensors) -> np.ndarray:
-        """Return a view of this part in the reference's order of axes."""
+        """Return a view of this part in the reference's order of axes. The values must be contiguous."""
         found = values[self.name]
         found = found if self.part is None else found[(slice(None),) * self.axis + (slice(*self.part),)]
         found = found.reshape(self.shape) if self.shape else found
@@ -97,7 +97,7 @@ class Paired:
     other choice exists."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        made = {name: np.array(value) for name, value in port.items()}
+        made = {name: np.array(value, order="C") for name, value in port.items()}
         for name, choice in self.choices.items():
             choice.fill(made, theirs[name])
         return made

@@ -17,7 +17,7 @@ import numpy as np
 from transparity.errors import TransparityError, shown
 from transparity.text import describe_error
 from transparity_conformance.against.reference import Inputs, RefusedError
-from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.identify.fitting.inputs import first_answer, longest_taken, with_further
 from transparity_conformance.identify.fitting.subject import FittedModel
 from transparity_conformance.oracle.reach.thresholds import LONGEST
@@ -25,6 +25,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
+from transparity_conformance.running.ways import CACHES, LABELS
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """(length, batch) of each text. Some lengths lie next to powers of two, and some exceed the windows of small models."""
@@ -84,6 +85,8 @@ class Source:
     """Whether `draw` returns texts, rather than images and audio, which have a fixed length."""
     accepts: Callable[[Inputs], bool] = lambda inputs: False
     """A function of inputs that returns whether the model runs on them."""
+    with_arguments: Callable[[Inputs], Mapping[str, Inputs]] = lambda inputs: {}
+    """A function of inputs that returns, for each optional argument of the model, the inputs with this argument."""
 
     def title(self, length: int, batch: int) -> str:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
@@ -128,7 +131,12 @@ def source_of(model: Any) -> Source:
 
         return error_on(model, inputs) is None
 
-    return Source(functools.partial(_draw, model), longest, is_text, accepts)
+    def with_arguments(inputs: Inputs) -> Mapping[str, Inputs]:
+        from transparity_conformance.against.small import inputs as small
+
+        return small.with_arguments(model, inputs)
+
+    return Source(functools.partial(_draw, model), longest, is_text, accepts, with_arguments)
 
 
 def _text_config(config: Any) -> Any:
@@ -154,6 +162,9 @@ def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
         title = source.title(length, batch)
         if length <= source.longest and (inputs := draw(title, length, batch, number)) is not None:
             found[title] = inputs
+    first = next(iter(found), "")
+    further = source.with_arguments(found[first]) if found else {}
+    found |= {f"{first}, with {name}": inputs for name, inputs in further.items()}
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
     title = f"{batch} × {length}, one token"
     text = draw(title, length, batch, length) if source.is_text else None
@@ -222,14 +233,22 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
-def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
-    if not is_configured(model):
-        return []
-    from transparity_conformance.against.small.inputs import MEDIA
+def undrawn(model: Any, probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> list[str]:
+    """Return a message for each tensor argument without a drawn value: images and audio of the reference, and other
+    arguments that both the reference and the port name."""
+    reference = signature_of(getattr(model, "forward", model))
+    parameters = {} if reference is None else dict(reference.parameters)
+    takes = parameters.keys() - {name for inputs in probes.values() for name in inputs}
+    lacking = list[str]()
+    if is_configured(model):
+        from transparity_conformance.against.small.inputs import MEDIA
 
-    drawn = {name for inputs in probes.values() for name in inputs}
-    takes = inspect.signature(getattr(model, "forward", model)).parameters
-    lacking = [name for name in MEDIA if name in takes.keys() - drawn]
+        lacking += [name for name in MEDIA if name in takes]
+    shared = takes.intersection(signature.parameters if signature else ()) - {*CACHES, LABELS, *lacking}
+    for name in sorted(shared):
+        each = parameters[name]
+        is_tensor = each.annotation is each.empty or any(word in str(each.annotation) for word in ("Tensor", "rray"))
+        lacking += [name] if each.default is None and is_tensor else []
     return [f"{name}: the checker drew no {name}; {GIVE}" for name in lacking]
 
 
@@ -279,18 +298,27 @@ def taken(
 ) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes that the port accepts, and a message for every skipped probe. Remove masks that hide nothing if
     the port takes no mask. If no probe remains, return all probes, so that the port's own error names the missing
-    input."""
-    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
-        return dict(probes), []
-    names = set(signature.parameters)
+    input. Drawn arguments that the first probe lacks must be named in the port's signature."""
+    parameters = signature.parameters.values() if signature else ()
+    names = {each.name for each in parameters}
+    takes_any = signature is None or any(each.kind is each.VAR_KEYWORD for each in parameters)
     is_renamed = any(map(is_of_features, names.difference(*probes.values())))
     found: dict[str, Inputs] = {}
-    left_out, needed = [], set[str]()
+    left_out, needed, plain = [], set[str](), next(iter(probes.values()), {})
     for name, inputs in probes.items():
-        needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
-        lacking = [each for each in [*inputs][1:] if each not in names | needless]
-        required = [each for each in lacking if "mask" not in each and (is_renamed or not is_of_features(each))]
-        if lacking and not required and (are_drawn or all("mask" in each for each in lacking)):
+        added = inputs.keys() - plain.keys() if are_drawn else set()
+        further = added - names
+        unnamed = [each for each in [*inputs][1:] if each not in names and (each in further or not takes_any)]
+        needless = {each for each in unnamed if "mask" in each and np.all(inputs[each]) and not added}
+        lacking = [each for each in unnamed if each not in needless]
+        required = [
+            each
+            for each in lacking
+            if "mask" not in each and each not in further and (is_renamed or not is_of_features(each))
+        ]
+        if further:
+            left_out += [f"{each}: the port takes no such argument" for each in further]
+        elif lacking and not required and (are_drawn or all("mask" in each for each in lacking)):
             left_out.append(f"{name}: the port takes no {max(lacking, key=is_of_features)}")
             needed.update(each for each in lacking if "mask" not in each)
         else:

@@ -110,8 +110,10 @@ def masks(at: At, context: Context) -> Iterator[Edit]:
     for place, item in references(at.step):
         if is_mask(at.program.values[item.index]):
             hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
+            is_causal = not _visible(at.program.values[item.index], hides).triu(1).any()
             for says, change in MASKS.items():
-                yield edit_at((place,), "mask", says, functools.partial(_changed, change, hides), 1)
+                words = says if is_causal or says != NOT_CAUSAL else TO_ALL
+                yield edit_at((place,), "mask", words, functools.partial(_changed, change, hides), 1)
 
 
 def is_mask(value: Any) -> bool:
@@ -125,11 +127,17 @@ def is_marks(value: np.ndarray, count: int = 1) -> bool:
     return value.ndim > 1 and value.shape[-1] > 1 and count <= len(np.unique(value)) <= 2
 
 
+def _visible(mask: Any, hides: bool) -> Any:
+    if str(mask.dtype) == "torch.bool":
+        return ~mask if hides else mask
+    return mask > EXACT_MASK_BELOW
+
+
 def _changed(change: Function, hides: bool, mask: Any) -> Any:
     """Return another mask. `change` maps a mask that is true at visible keys to the new mask."""
+    is_shown = _visible(mask, hides)
     if str(mask.dtype) == "torch.bool":
-        return ~change(~mask) if hides else change(mask)
-    is_shown = mask > EXACT_MASK_BELOW
+        return change(is_shown) ^ hides
     return mask.where(is_shown, mask.new_zeros(())).masked_fill(~change(is_shown), float(mask.min()))
 
 
@@ -144,12 +152,17 @@ def _earlier(x: Any) -> Any:
     return x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2])
 
 
+NOT_CAUSAL = "shows later positions: the mask is not causal"
+
+TO_ALL = "shows a key to all queries if the reference shows the key to one query"
+"""The words for `NOT_CAUSAL` if the reference's mask shows later positions, too."""
+
 MASKS: dict[str, Function] = {
     "masks no key": lambda x: x | True,
     "has no window: it shows all earlier keys": lambda x: _earlier(x) & x.any(-2, keepdim=True),
     "ignores padding in the mask": lambda x: x | (_earlier(x) & ~x.any(-2, keepdim=True)),
     "masks later positions only": _earlier,
-    "shows later positions: the mask is not causal": lambda x: x.any(-2, keepdim=True).expand_as(x),
+    NOT_CAUSAL: lambda x: x.any(-2, keepdim=True).expand_as(x),
     "shows one later key": lambda x: x | _shifted(x, 1, None),
     "hides each query's last key": lambda x: x & _shifted(x, -1, False),
     "shows one more key before the window": lambda x: x | _shifted(x, -1, False),

@@ -47,6 +47,24 @@ def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) 
     raise failure
 
 
+def with_arguments(model: Any, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Arrays]:
+    """For each optional argument that `inputs` lack and the model accepts, return `inputs` with this argument."""
+    tokens = inputs.get("input_ids", np.empty(0))
+    if tokens.ndim != 2:
+        return {}
+    draw, (rows, length) = np.random.default_rng(seed), tokens.shape
+    made: Arrays = {
+        "position_ids": np.arange(length) * np.arange(1, rows + 1)[:, None],
+        "token_type_ids": draw.integers(0, 2, tokens.shape),
+    }
+    if (target := inputs.get("decoder_input_ids")) is not None:
+        made["decoder_attention_mask"] = np.ones_like(target)
+        made["decoder_attention_mask"][-1, -2:] = 0
+    takes = inspect.signature(getattr(model, "forward", model)).parameters
+    found = {name: {**inputs, name: value} for name, value in made.items() if name in takes.keys() - inputs.keys()}
+    return {name: each for name, each in found.items() if error_on(model, each) is None}
+
+
 def error_on(model: Any, inputs: Mapping[str, np.ndarray]) -> Exception | None:
     try:
         if not isinstance(model, torch.nn.Module):

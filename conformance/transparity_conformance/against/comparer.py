@@ -14,6 +14,7 @@ import numpy as np
 from transparity_conformance.against.edits.edit import VIEWS, At, Edit, short
 from transparity_conformance.against.flow import DataFlow, OfSegment
 from transparity_conformance.against.reference import shares
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.listening.pytorch import SHAPE_ALONE
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
@@ -100,6 +101,18 @@ class Comparer:
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
         theirs = theirs.reshape(ours.shape) if theirs.size == ours.size else theirs
         return float(apart(ours, theirs, self.kept).max())
+
+    def is_slight(self, now: Comparison) -> bool:
+        """Return whether the answer's error is so small that the first wrong value may still match."""
+        return self.residual(now) <= self._slight(self.program.answer, now)
+
+    def is_slightly_changed(self, index: int, value: Any, now: Comparison) -> bool:
+        before = now.values[index]
+        return value.shape == before.shape and float((value - before).abs().max()) <= self._slight(index, now)
+
+    def _slight(self, index: int, now: Comparison) -> float:
+        largest = float(np.abs(now.values[index].numpy()).max())
+        return REMEASURED_WITHIN[self.dtype] * now.shares.get(index, 0.0) * largest
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
         """Run the reference with `changes`; reuse unchanged values of the earlier run `since`. Return None if the new

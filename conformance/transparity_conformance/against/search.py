@@ -18,7 +18,7 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.against.edits.elements import masks, orders
 from transparity_conformance.against.edits.fitted import limits, other_numbers, scales, softcaps
 from transparity_conformance.against.edits.numbers import numbers, roundings, tables
-from transparity_conformance.against.edits.operands import functions, operands
+from transparity_conformance.against.edits.operands import functions, operands, passed
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
 from transparity_conformance.against.edits.segments import elsewhere, operands_alone, segments, steps_before
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
@@ -28,6 +28,7 @@ from transparity_conformance.matching.values import Known, agreeing
 Maker = Callable[[At, Context], Iterator[Edit]]
 
 SIMPLE: tuple[Maker, ...] = (
+    passed,
     numbers,
     other_numbers,
     softcaps,
@@ -123,9 +124,8 @@ class EditSearch:
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
         wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
-        context = Context(
-            self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost}, now.values
-        )
+        values = {index: self.port.operations[index].value for index in now.lost}
+        context = Context(self.numbers, wanted, values, now.values, [self._passed(index, now) for index in port])
         best: list[Explanation] = []
         left = self.clock.work.left
         self._reserved = left * (1 - SHARE)
@@ -142,6 +142,9 @@ class EditSearch:
         if best:
             self.clock.reserve(left)  # leave the same amount of work for later searches
         return self._ranked(best)
+
+    def _passed(self, operation: int, now: Comparison) -> set[int]:
+        return {value for given in self.port.operations[operation].inputs for value in now.matched.get(given, ())}
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
         """Sort the explanations, after measuring the tolerances of the best few."""
@@ -217,6 +220,7 @@ class EditSearch:
         """Yield groups of steps by their distance from the first difference; leave out steps before a matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
+        is_slight = self.comparer.is_slight(now)
         while ring:
             seen |= set(ring)
             first: dict[Any, int] = {}  # an edit of one layer is tried in all layers
@@ -228,7 +232,8 @@ class EditSearch:
             around = set[int]()
             for number in ring:
                 is_matched = any(now.have.get(index) for index in program.steps[number].outputs)
-                if not is_matched or short(program.steps[number]) in VIEWS:
+                # A slight difference may begin in a value that still matches.
+                if not is_matched or is_slight or short(program.steps[number]) in VIEWS:
                     around |= program.makers(number)
                 around |= program.readers_of(number) & missing
             ring = sorted(around - seen)
@@ -279,20 +284,23 @@ class EditSearch:
         """Return whether an edit of all runs of a line leaves fewer operations unmatched, even if the edit of one run
         does not."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
-        runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
+        runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs(edit, number, now)
         if not runs:
             return False
         after = self.comparer.tried(self.comparer.changes(edit, runs, now.changes), now)
-        return after is not None and len(after.lost) < len(now.lost)
+        return after is not None and (after.agrees or len(after.lost) < len(now.lost))
 
-    def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a line if the edit leaves out a segment, and the port computes only the segment's start;
-        otherwise []."""
+    def _runs(self, edit: Edit, number: int, now: Comparison) -> list[int]:
+        """Return all runs of a line if one run may not show the edit; otherwise []. The edit leaves out a segment, and
+        the port computes only the segment's start; or the answer and the edited result both change slightly."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
-        if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
+        if len({self.program.steps[each].site for each in runs}) < 2:
             return []
-        start = comparer.at(number).behind(*edit.behind)
+        if edit.kind == "number" and comparer.is_slight(now):
+            made = _first(self._result(edit, number, now))
+            return runs if made is not None and comparer.is_slightly_changed(step.output, made, now) else []
+        start = comparer.at(number).behind(*edit.behind) if edit.kind == "left out" else ()
         return runs if start and now.have.get(start[-1]) and not now.have.get(step.output) else []
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:

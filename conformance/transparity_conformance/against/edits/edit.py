@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,6 +157,8 @@ class Context:
     """All unmatched values of the port, by operation."""
     values: Values = field(default_factory=dict)
     """The values of the reference, changed by the edits found so far."""
+    passed: Sequence[Collection[int]] = ()
+    """For each of the port's first unmatched operations, the reference's values that equal the operation's inputs."""
 
     @functools.cached_property
     def prints(self) -> list[np.ndarray]:

@@ -163,6 +163,9 @@ MASKS: dict[str, Function] = {
     "ignores padding in the mask": lambda x: x | (_earlier(x) & ~x.any(-2, keepdim=True)),
     "masks later positions only": _earlier,
     NOT_CAUSAL: lambda x: x.any(-2, keepdim=True).expand_as(x),
+    "shows earlier keys and keys without padding: it joins the two masks by `or`": (
+        lambda x: _earlier(x) | x.any(-2, keepdim=True)
+    ),
     "shows one later key": lambda x: x | _shifted(x, 1, None),
     "hides each query's last key": lambda x: x & _shifted(x, -1, False),
     "shows one more key before the window": lambda x: x | _shifted(x, -1, False),

@@ -33,28 +33,31 @@ MOST = 24
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
 
+def passed(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that pass a value which the port passes beside another operand of the step. If this value is no
+    result of the port, it may be a constant."""
+    program = at.program
+    roots = {place: behind_views(program, item.index) for place, item in references(at.step)}
+    for taken in context.passed:
+        theirs = {behind_views(program, index) for index in taken}
+        own = [place for place, root in roots.items() if root not in theirs]
+        others = taken if theirs - {*roots.values()} else program.maker.keys() - at.flow.passes.keys()
+        for place in own if len(own) < max(len(roots), 2) else []:
+            operand = program.values[at.step.args[place].index]
+            made = [index for index in sorted(others, reverse=True) if index in program.maker]
+            alike = (index for index in made if program.values[index].numel() == operand.numel())
+            for root, index in {behind_views(program, index): index for index in alike}.items():
+                step = program.steps[program.maker[index]]
+                if root not in roots.values():
+                    yield from _with_operand(at, place, Other(step, output=step.outputs.index(index)), rank=2)
+
+
 def operands(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that swap operands, or that pass an earlier value of the same size in place of an operand."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
-        theirs, view = behind_views(program, item.index, in_order=True), reordering(program, item.index)
-        unturned = None if view is None else behind_views(program, view.inputs[0], in_order=True)
         for other in itertools.islice(_others(program, step, item.index), MOST):
-            yours = behind_views(program, other.index(), in_order=True)
-            make: Make = functools.partial(_taking, place=place, site=step.site, other=other)
-            if view is not None and yours == unturned:
-                yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank=3, view_of=place)
-                continue
-            names = origin(program, yours), origin(program, theirs)
-            says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
-            swap = f"swaps {names[1]} and {names[0]}"
-            if names[0] == names[1]:  # both are results of the same line
-                says = f"passes another operand to `{short(step)}` in `{at.line}`"
-                swap = f"swaps two operands in `{at.line}`"
-            wider = _exchanges(program, item.index, other, swap)
-            yield Edit("operand", says, make, rank=3, wider=wider)
-            if not at.flow.passes.keys() & {item.index, other.index()}:
-                yield from wider  # a port may use tables in other steps than the reference
+            yield from _with_operand(at, place, other, rank=3)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"
@@ -63,6 +66,28 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
         says = f"swaps the two operands of `{short(step)}` in `{at.line}`"
         exchanged = lambda at: at.with_arguments(lambda args, _: [args[1], args[0], *args[2:]])
         yield Edit("operands", says, exchanged, rank=1)
+
+
+def _with_operand(at: At, place: int, other: Other, rank: int) -> Iterator[Edit]:
+    program, step = at.program, at.step
+    index = step.args[place].index
+    theirs, view = behind_views(program, index, in_order=True), reordering(program, index)
+    unturned = None if view is None else behind_views(program, view.inputs[0], in_order=True)
+    yours = behind_views(program, other.index(), in_order=True)
+    make: Make = functools.partial(_taking, place=place, site=step.site, other=other)
+    if view is not None and yours == unturned:
+        yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank, view_of=place)
+        return
+    names = origin(program, yours), origin(program, theirs)
+    says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
+    swap = f"swaps {names[1]} and {names[0]}"
+    if names[0] == names[1]:  # both are results of the same line
+        says = f"passes another operand to `{short(step)}` in `{at.line}`"
+        swap = f"swaps two operands in `{at.line}`"
+    wider = _exchanges(program, index, other, swap)
+    yield Edit("operand", says, make, rank, wider=wider)
+    if not at.flow.passes.keys() & {index, other.index()}:
+        yield from wider  # a port may use tables in other steps than the reference
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,10 @@ def _report(
         source, (given, others) = text, taken(probes_of(text)[0], signature)
         reasons = dict.fromkeys(each.partition(": ")[2] for each in left_out)
         left_out = [*(f"images or audio: {reason}" for reason in reasons if is_of_features(reason)), *others]
-    left_out += undrawn(reference.model, probes, signature) if source is not None else []
+    if source is not None:
+        further = source.arguments(signature)[0]
+        drawn = {name for inputs in (*probes.values(), *further.values()) for name in inputs}
+        left_out += undrawn(reference.model, drawn, signature)
     if given:
         reference.check(next(iter(given.values())))
     outcome = calls.explained_best(sides, sides.judged(given))

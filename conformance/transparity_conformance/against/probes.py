@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,21 @@ class Source:
     def title(self, length: int, batch: int) -> str:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
 
+    def arguments(self, signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
+        """Return inputs with one optional argument each, by description. Also return a message for each argument that
+        the port does not take."""
+        found, left_out = dict[str, Inputs](), list[str]()
+        names = signature.parameters if signature else ()
+        length, batch = TEXTS[0]
+        further = self.with_arguments(self.draw(length, batch, 0)) if self.is_text else {}
+        for name, inputs in further.items():
+            lacking = [each for each in inputs if each not in names and (each == name or "mask" in each)]
+            if lacking:
+                left_out.append(f"{name}: the port takes no {lacking[-1]}")
+            else:
+                found[f"{self.title(length, batch)}, with {name}"] = inputs
+        return found, left_out
+
     def of_text(self) -> Source | None:
         """Return a source of the same texts without images and audio, if the model runs on such texts."""
         length, batch = TEXTS[0]
@@ -162,9 +177,6 @@ def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
         title = source.title(length, batch)
         if length <= source.longest and (inputs := draw(title, length, batch, number)) is not None:
             found[title] = inputs
-    first = next(iter(found), "")
-    further = source.with_arguments(found[first]) if found else {}
-    found |= {f"{first}, with {name}": inputs for name, inputs in further.items()}
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
     title = f"{batch} × {length}, one token"
     text = draw(title, length, batch, length) if source.is_text else None
@@ -233,19 +245,18 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
-def undrawn(model: Any, probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> list[str]:
-    """Return a message for each tensor argument without a drawn value: images and audio of the reference, and other
+def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | None) -> list[str]:
+    """Return a message for each tensor argument that is not in `drawn`: images and audio of the reference, and other
     arguments that both the reference and the port name."""
     reference = signature_of(getattr(model, "forward", model))
     parameters = {} if reference is None else dict(reference.parameters)
-    takes = parameters.keys() - {name for inputs in probes.values() for name in inputs}
     lacking = list[str]()
     if is_configured(model):
         from transparity_conformance.against.small.inputs import MEDIA
 
-        lacking += [name for name in MEDIA if name in takes]
-    shared = takes.intersection(signature.parameters if signature else ()) - {*CACHES, LABELS, *lacking}
-    for name in sorted(shared):
+        lacking += [name for name in MEDIA if name in parameters.keys() - drawn]
+    shared = parameters.keys() & (signature.parameters if signature else {}).keys()
+    for name in sorted(shared.difference(drawn, CACHES, [LABELS], lacking)):
         each = parameters[name]
         is_tensor = each.annotation is each.empty or any(word in str(each.annotation) for word in ("Tensor", "rray"))
         lacking += [name] if each.default is None and is_tensor else []
@@ -298,27 +309,18 @@ def taken(
 ) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes that the port accepts, and a message for every skipped probe. Remove masks that hide nothing if
     the port takes no mask. If no probe remains, return all probes, so that the port's own error names the missing
-    input. Drawn arguments that the first probe lacks must be named in the port's signature."""
-    parameters = signature.parameters.values() if signature else ()
-    names = {each.name for each in parameters}
-    takes_any = signature is None or any(each.kind is each.VAR_KEYWORD for each in parameters)
+    input."""
+    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return dict(probes), []
+    names = set(signature.parameters)
     is_renamed = any(map(is_of_features, names.difference(*probes.values())))
     found: dict[str, Inputs] = {}
-    left_out, needed, plain = [], set[str](), next(iter(probes.values()), {})
+    left_out, needed = [], set[str]()
     for name, inputs in probes.items():
-        added = inputs.keys() - plain.keys() if are_drawn else set()
-        further = added - names
-        unnamed = [each for each in [*inputs][1:] if each not in names and (each in further or not takes_any)]
-        needless = {each for each in unnamed if "mask" in each and np.all(inputs[each]) and not added}
-        lacking = [each for each in unnamed if each not in needless]
-        required = [
-            each
-            for each in lacking
-            if "mask" not in each and each not in further and (is_renamed or not is_of_features(each))
-        ]
-        if further:
-            left_out += [f"{each}: the port takes no such argument" for each in further]
-        elif lacking and not required and (are_drawn or all("mask" in each for each in lacking)):
+        needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
+        lacking = [each for each in [*inputs][1:] if each not in names | needless]
+        required = [each for each in lacking if "mask" not in each and (is_renamed or not is_of_features(each))]
+        if lacking and not required and (are_drawn or all("mask" in each for each in lacking)):
             left_out.append(f"{name}: the port takes no {max(lacking, key=is_of_features)}")
             needed.update(each for each in lacking if "mask" not in each)
         else:

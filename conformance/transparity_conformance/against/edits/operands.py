@@ -38,7 +38,7 @@ def passed(at: At, context: Context) -> Iterator[Edit]:
     result of the port, it may be a constant."""
     program = at.program
     roots = {place: behind_views(program, item.index) for place, item in references(at.step)}
-    for taken in context.passed:
+    for taken in filter(None, context.passed):
         theirs = {behind_views(program, index) for index in taken}
         own = [place for place, root in roots.items() if root not in theirs]
         others = taken if theirs - {*roots.values()} else program.maker.keys() - at.flow.passes.keys()

@@ -85,9 +85,10 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         else:
             call(length, batch)
     bisect(_calls(outcome), call)
-    for name, images in _larger_images(source).items():
-        judge(name, functools.partial(dict, images))
-    found = not_compared(*refused)
+    further, lacking = source.arguments(signature_of(sides.forward))
+    for name, inputs in (_larger_images(source) | further).items():
+        judge(name, functools.partial(dict, inputs))
+    found = not_compared(*refused, *lacking)
     found += not_compared(*failed) if outcome.wrong else CapabilityResult(untested=tuple(failed))
     if not outcome.answers:
         return found

@@ -108,7 +108,9 @@ class Comparer:
 
     def is_slightly_changed(self, index: int, value: Any, now: Comparison) -> bool:
         before = now.values[index]
-        return value.shape == before.shape and float((value - before).abs().max()) <= self._slight(index, now)
+        if value.shape != before.shape or not value.is_floating_point() or not value.numel():
+            return False
+        return float((value - before).abs().max()) <= self._slight(index, now)
 
     def _slight(self, index: int, now: Comparison) -> float:
         largest = float(np.abs(now.values[index].numpy()).max())

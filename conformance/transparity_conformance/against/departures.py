@@ -23,6 +23,7 @@ from transparity_conformance.listening.program import Change, Program, Step
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.matching.values import HUGE
+from transparity_conformance.report.check.findings import places
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ class Departure:
             return []
         edited = {program.steps[number].module for number in self.steps}
         others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
-        return sorted(edited) if edited < others else []
+        return places(sorted(edited)) if edited < others else []
 
     @property
     def likewise(self) -> list[str]:

@@ -200,9 +200,9 @@ class EditSearch:
         """Yield groups of steps, each with functions that yield edits of these steps."""
         yield [(self._readers_of_tables(now), OF_TABLES)]
         passed = deque[list[int]]([[]] * LAG)
-        for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
+        for ring, behind in itertools.chain(self._rings(now, port, steps), [([], [])] * LAG):
             passed.append(ring)
-            yield [(ring, SIMPLE), (passed.popleft(), LATER)]
+            yield [(ring, SIMPLE), (behind, [numbers]), (passed.popleft(), LATER)]
 
     def _readers_of_tables(self, now: Comparison) -> list[int]:
         program, found = self.program, dict[Any, int]()
@@ -216,27 +216,35 @@ class EditSearch:
         is_constant = index in self.program.given and index not in self.program.parameters
         return is_constant and index not in self.comparer.flow.passes and bool(value.is_floating_point())
 
-    def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield groups of steps by their distance from the first difference; leave out steps before a matched step."""
+    def _rings(
+        self, now: Comparison, port: Sequence[int], steps: Sequence[int]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield groups of steps by their distance from the first difference; leave out steps before a matched step. If
+        the answer's error is slight, also yield groups of these steps, because a slightly wrong value may match."""
         missing, program = self.comparer.missing(now), self.program
-        ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
-        is_slight = self.comparer.is_slight(now)
-        while ring:
-            seen |= set(ring)
+        ring, behind = {*steps, *self.comparer.counterparts(now, port)}, set[int]()
+        seen, sites, is_slight = set[int](), set[Any](), self.comparer.is_slight(now)
+
+        def new(group: set[int]) -> list[int]:
             first: dict[Any, int] = {}  # an edit of one layer is tried in all layers
-            for number in ring:
+            for number in sorted(group):
                 if number in self.comparer.relevant and number not in now.changes:
                     first.setdefault(program.steps[number].site, number)
-            yield [number for site, number in first.items() if site not in sites]
-            sites |= first.keys()
-            around = set[int]()
+            found = [number for site, number in first.items() if site not in sites]
+            sites.update(first)
+            return found
+
+        while ring:
+            seen |= ring | behind
+            yield new(ring), new(behind)
+            around, further = set[int](), {each for number in behind for each in program.makers(number)}
             for number in ring:
                 is_matched = any(now.have.get(index) for index in program.steps[number].outputs)
-                # A slight difference may begin in a value that still matches.
-                if not is_matched or is_slight or short(program.steps[number]) in VIEWS:
-                    around |= program.makers(number)
+                is_view = short(program.steps[number]) in VIEWS
+                (further if is_matched and not is_view else around).update(program.makers(number))
                 around |= program.readers_of(number) & missing
-            ring = sorted(around - seen)
+            ring = around - seen
+            behind = further - ring - seen if is_slight else set()
 
     def _shown(
         self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]

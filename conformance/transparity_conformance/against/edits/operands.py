@@ -38,18 +38,19 @@ def passed(at: At, context: Context) -> Iterator[Edit]:
     result of the port, it may be a constant."""
     program = at.program
     roots = {place: behind_views(program, item.index) for place, item in references(at.step)}
+    computed = {place: roots[place] for place, item in references(at.step) if item.index in at.flow.passes}
     for taken in filter(None, context.passed):
         theirs = {behind_views(program, index) for index in taken}
-        own = [place for place, root in roots.items() if root not in theirs]
+        own = [place for place, root in computed.items() if root not in theirs]
         others = taken if theirs - {*roots.values()} else program.maker.keys() - at.flow.passes.keys()
-        for place in own if len(own) < max(len(roots), 2) else []:
+        for place in own if len(own) < max(len(computed), 2) else []:
             operand = program.values[at.step.args[place].index]
             made = [index for index in sorted(others, reverse=True) if index in program.maker]
             alike = (index for index in made if program.values[index].numel() == operand.numel())
             for root, index in {behind_views(program, index): index for index in alike}.items():
                 step = program.steps[program.maker[index]]
                 if root not in roots.values():
-                    yield from _with_operand(at, place, Other(step, output=step.outputs.index(index)), rank=2)
+                    yield from _with_operand(at, place, Other(step, output=step.outputs.index(index)), rank=3)
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:

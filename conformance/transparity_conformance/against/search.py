@@ -20,7 +20,14 @@ from transparity_conformance.against.edits.fitted import limits, other_numbers, 
 from transparity_conformance.against.edits.numbers import numbers, roundings, tables
 from transparity_conformance.against.edits.operands import functions, operands, passed
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
-from transparity_conformance.against.edits.segments import elsewhere, operands_alone, segments, steps_before
+from transparity_conformance.against.edits.segments import (
+    LONGEST,
+    elsewhere,
+    exchanges,
+    operands_alone,
+    segments,
+    steps_before,
+)
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.program import Step, float64_defaults
 from transparity_conformance.matching.values import Known, agreeing
@@ -50,7 +57,8 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 
 LAG = 2
 """The search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. If an explanation is not
-final, the search stops after the same number of further rounds."""
+final, the search stops after the same number of further rounds. If the answers still differ, the search first looks for
+two segments in the opposite order: the later segment may end several rounds away."""
 
 RANK_OF_FITTED = 3
 """The search looks for a simpler edit after an explanation of at least this rank."""
@@ -132,12 +140,12 @@ class EditSearch:
         with contextlib.suppress(OutOfTime), float64_defaults():
             further = 0
             for tried in self._rounds(now, port, steps):
-                for steps_of, makers in tried:
+                for steps_of, makers in tried if further <= LAG else [(tried[0][0], (exchanges,))]:
                     for edit, number in self._shown(now, lost, context, steps_of, makers):
                         best += self._explaining(edit, number, now, port)
                 further += not all(each.is_denied for each in best)
                 first = min(best, key=lambda each: each.key, default=None)
-                if further > LAG or (first and first.is_final):
+                if first and (first.is_final or further > (LAG if first.after.agrees else 2 * LONGEST)):
                     break
         if best:
             self.clock.reserve(left)  # leave the same amount of work for later searches

@@ -47,9 +47,9 @@ def passed(at: At, context: Context) -> Iterator[Edit]:
             operand = program.values[at.step.args[place].index]
             made = [index for index in sorted(others, reverse=True) if index in program.maker]
             alike = (index for index in made if program.values[index].numel() == operand.numel())
-            for root, index in {behind_views(program, index): index for index in alike}.items():
+            for index in {behind_views(program, index, in_order=True): index for index in alike}.values():
                 step = program.steps[program.maker[index]]
-                if root not in roots.values():
+                if behind_views(program, index) not in roots.values():
                     yield from _with_operand(at, place, Other(step, output=step.outputs.index(index)), rank=3)
 
 

@@ -43,10 +43,19 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
             continue
         if start.numel() == at.value.numel():
             yield from _of_one(at, count, found[0], context)
-        for first in range(LONGEST, 0, -1):
-            counts = (count, first)
-            says = functools.partial(_exchange_in_words, at, *counts)
-            yield Edit("exchanged", says, functools.partial(_in_turn, counts=counts), 3, counts)
+        yield from _exchanges(at, count)
+
+
+def exchanges(at: At, context: Context) -> Iterator[Edit]:
+    if at.step.output in at.flow.passes and short(at.step) not in VIEWS:
+        yield from itertools.chain.from_iterable(_exchanges(at, count) for count in range(1, LONGEST + 1))
+
+
+def _exchanges(at: At, count: int) -> Iterator[Edit]:
+    for first in range(LONGEST, 0, -1):
+        counts = (count, first)
+        says = functools.partial(_exchange_in_words, at, *counts)
+        yield Edit("exchanged", says, functools.partial(_in_turn, counts=counts), 3, counts)
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:

@@ -329,6 +329,7 @@ def _report(
 
 
 DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
+    "other arguments": calls.compare_arguments,
     "other lengths and batches": calls.compare_sizes,
     "cached steps": calls.compare_steps,
 }

@@ -92,8 +92,8 @@ class Source:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
 
     def arguments(self, signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-        """Return inputs with one optional argument each, by description. Also return a message for each argument that
-        the port does not take."""
+        """Return inputs with one optional argument each, by the argument's name. Also return a message for each
+        argument that the port does not take."""
         found, left_out = dict[str, Inputs](), list[str]()
         names = signature.parameters if signature else ()
         length, batch = TEXTS[0]
@@ -103,7 +103,7 @@ class Source:
             if lacking:
                 left_out.append(f"{name}: the port takes no {lacking[-1]}")
             else:
-                found[f"{self.title(length, batch)}, with {name}"] = inputs
+                found[name] = inputs
         return found, left_out
 
     def of_text(self) -> Source | None:

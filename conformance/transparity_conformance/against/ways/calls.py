@@ -23,7 +23,7 @@ from transparity_conformance.against.probes import (
     telling,
     without_mask,
 )
-from transparity_conformance.against.reference import Inputs, Reference, RefusedError, raised
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, described, raised
 from transparity_conformance.against.ways.way import FORWARD, Sides, Way, as_result, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, signature_of
 from transparity_conformance.capabilities.table import failed
@@ -32,7 +32,7 @@ from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.matching.values import apart
 from transparity_conformance.oracle.reach.models import AFFORDABLE
 from transparity_conformance.oracle.reach.thresholds import BATCHES, SHORT, lengths_up_to
-from transparity_conformance.report.report import CapabilityResult, not_compared
+from transparity_conformance.report.report import CapabilityResult, Cause, Divergence, not_compared
 from transparity_conformance.running.ways import LABELS, up_to
 
 CLAIM = Way("forward.reach")
@@ -85,10 +85,9 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         else:
             call(length, batch)
     bisect(_calls(outcome), call)
-    further, lacking = source.arguments(signature_of(sides.forward))
-    for name, inputs in (_larger_images(source) | further).items():
-        judge(name, functools.partial(dict, inputs))
-    found = not_compared(*refused, *lacking)
+    for name, images in _larger_images(source).items():
+        judge(name, functools.partial(dict, images))
+    found = not_compared(*refused)
     found += not_compared(*failed) if outcome.wrong else CapabilityResult(untested=tuple(failed))
     if not outcome.answers:
         return found
@@ -123,6 +122,37 @@ def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
     short = [length for length in lengths if length <= SHORT]
     found = [(length, 1 + index % MOST_ROWS) for index, length in enumerate(short)]
     return found + [(length, 1 + (length < 100)) for length in lengths if length > SHORT]
+
+
+ARGUMENTS = Way("forward.arguments")
+
+
+def compare_arguments(sides: Sides, source: Source) -> CapabilityResult:
+    """Compare calls with one optional argument each, such as positions."""
+    given, lacking = source.arguments(signature_of(sides.forward))
+    if not given:
+        return not_compared(*lacking)
+    names = {described(inputs): name for name, inputs in given.items()}
+    try:
+        outcome = sides.judged({title: given[name] for title, name in names.items()})
+    except PortProcessError:
+        raise
+    except PortError as error:
+        return failed(ARGUMENTS.claim, ", ".join(given), error) + not_compared(*lacking)
+    ignored = {each.probe: fault for each in outcome.wrong for fault in _ignored(sides, each, names[each.probe])}
+    rest = sides.explained(Outcome([each for each in outcome.answers if each.probe not in ignored]))
+    faults = [*ignored.values(), *rest.faults]
+    return as_result(ARGUMENTS, dataclasses.replace(rest, answers=outcome.answers, faults=faults)) + not_compared(
+        *lacking
+    )
+
+
+def _ignored(sides: Sides, answer: Answer, name: str) -> Iterator[Divergence]:
+    """Yield a divergence if the port returns the same answer as the reference without the argument."""
+    exact, budget = sides.reference.near({each: value for each, value in answer.inputs.items() if each != name})
+    if exact.shape == answer.actual.shape and (residual := apart(answer.actual, exact, None).max()) <= budget:
+        cause = Cause("ignored", f"your port ignores {name}", None, float(residual), 1.0)
+        yield Divergence("answer", answer.error, answer.budget, (cause,), probe=answer.probe)
 
 
 SMALL_WEIGHTS = Way("forward.small_weights")

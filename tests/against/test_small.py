@@ -157,7 +157,15 @@ def test_images_beside_a_text_are_compared_in_every_way() -> None:
     assert [*example_inputs(model)] == ["input_ids", "pixel_values", "attention_mask"]
     report = check(copy.deepcopy(model), against=model)
     assert report.verdict == "agrees"
-    assert {each.id for each in report.claims} == {"forward.reach", "step", "generate", "loss", "gradients", "repeats"}
+    assert {each.id for each in report.claims} == {
+        "forward.arguments",
+        "forward.reach",
+        "step",
+        "generate",
+        "loss",
+        "gradients",
+        "repeats",
+    }
     steps = [each.where for each in report.claims if each.id == "step"]
     assert any("21 positions, then one at a time" in each for each in steps)  # after the 16 tokens of the image
 

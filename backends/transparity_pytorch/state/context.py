@@ -25,7 +25,7 @@ class Mask(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs of a stack or a layer besides x and its weights.
+    """The inputs of a stack or a layer, without the activations x and the weights.
 
     The mask, the rotary tables and the temperature are the same for all layers of a kind; `tap` and `cache` differ by
     layer. In the NumPy column, masks are plain arrays, and `training` is a field.

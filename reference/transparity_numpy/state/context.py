@@ -13,7 +13,7 @@ from transparity_numpy.state.cache import Cache
 
 
 class Context(NamedTuple):
-    """The inputs of a stack or a layer besides x and its weights.
+    """The inputs of a stack or a layer, without the activations x and the weights.
 
     The mask, the rotary tables and the temperature are the same for all layers of a kind; `tap` and `cache` differ by
     layer.

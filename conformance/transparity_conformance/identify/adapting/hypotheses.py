@@ -57,7 +57,7 @@ class Pool:
             self.selection(text).write(self.taken, True)
 
     def overlap(self, texts: Iterable[str]) -> bool:
-        """Return whether some element is selected by two lines, or by one line and an earlier parameter."""
+        """Return whether two lines select the same element, or a line selects an element of an earlier parameter."""
         before = dict(self.taken)
         try:
             for text in texts:

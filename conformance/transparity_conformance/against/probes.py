@@ -246,8 +246,8 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | None) -> list[str]:
-    """Return a message for each tensor argument that is not in `drawn`: an image or audio of the reference, or an
-    argument that both implementations name."""
+    """Return a message for each tensor argument that is not in `drawn`: images and audio of the reference, and
+    arguments of both implementations."""
     reference = signature_of(getattr(model, "forward", model))
     parameters = {} if reference is None else dict(reference.parameters)
     lacking = list[str]()

@@ -36,6 +36,7 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 
 SIMPLE: tuple[Maker, ...] = (
     passed,
+    roundings,
     numbers,
     other_numbers,
     softcaps,
@@ -52,7 +53,7 @@ SIMPLE: tuple[Maker, ...] = (
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
 """Edits of constant tables, which the search tries first because few steps read a table."""
 
-LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
+LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits)
 """Edits with many variants per step, or with fitted numbers, which the search tries last."""
 
 LAG = 2
@@ -210,7 +211,7 @@ class EditSearch:
         passed = deque[list[int]]([[]] * LAG)
         for ring, behind in itertools.chain(self._rings(now, port, steps), [([], [])] * LAG):
             passed.append(ring)
-            yield [(ring, SIMPLE), (behind, [numbers]), (passed.popleft(), LATER)]
+            yield [(ring, SIMPLE), (passed.popleft(), LATER), (behind, [numbers])]
 
     def _readers_of_tables(self, now: Comparison) -> list[int]:
         program, found = self.program, dict[Any, int]()

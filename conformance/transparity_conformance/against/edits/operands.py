@@ -43,7 +43,7 @@ def passed(at: At, context: Context) -> Iterator[Edit]:
         theirs = {behind_views(program, index) for index in taken}
         own = [place for place, root in computed.items() if root not in theirs]
         others = taken if theirs - {*roots.values()} else program.maker.keys() - at.flow.passes.keys()
-        for place in own if len(own) < max(len(computed), 2) else []:
+        for place in own if len(own) < max(len(computed), 2) <= len(roots) else []:
             operand = program.values[at.step.args[place].index]
             made = [index for index in sorted(others, reverse=True) if index in program.maker]
             alike = (index for index in made if program.values[index].numel() == operand.numel())

@@ -51,7 +51,8 @@ def by_length(runs: Sequence[Run]) -> str:
     lengths = [max(value.shape[1] for value in run.probe.inputs.values()) for run in runs]
     wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
     above = ", ".join(wrong) or "none"
-    label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens; lengths whose error exceeds the tolerance: {above}"
+    span = f"{lengths[0]} to {lengths[-1]} tokens"
+    label = f"Error by length, of {span}; lengths whose error exceeds the tolerance: {above}"
     return _bars([(f"length {length}", run, "logits") for length, run in zip(lengths, runs, strict=True)], label)
 
 

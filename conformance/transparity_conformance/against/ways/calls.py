@@ -126,6 +126,9 @@ def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
 
 ARGUMENTS = Way("forward.arguments")
 
+IGNORED = "ignored"
+"""The id of the fault "the port ignores an argument", which has no page in the catalogue."""
+
 
 def compare_arguments(sides: Sides, source: Source) -> CapabilityResult:
     """Compare calls with one optional argument each, such as positions."""
@@ -151,7 +154,7 @@ def _ignored(sides: Sides, answer: Answer, name: str) -> Iterator[Divergence]:
     """Yield a divergence if the port returns the same answer as the reference without the argument."""
     exact, budget = sides.reference.near({each: value for each, value in answer.inputs.items() if each != name})
     if exact.shape == answer.actual.shape and (residual := apart(answer.actual, exact, None).max()) <= budget:
-        cause = Cause("ignored", f"your port ignores {name}", None, float(residual), 1.0)
+        cause = Cause(IGNORED, f"your port ignores {name}", None, float(residual), 1.0)
         yield Divergence("answer", answer.error, answer.budget, (cause,), probe=answer.probe)
 
 

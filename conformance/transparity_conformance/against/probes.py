@@ -97,7 +97,7 @@ class Source:
         found, left_out = dict[str, Inputs](), list[str]()
         names = signature.parameters if signature else ()
         length, batch = TEXTS[0]
-        further = self.with_arguments(self.draw(length, batch, 0)) if self.is_text else {}
+        further = self.with_arguments(self.draw(length, batch, 0))
         for name, inputs in further.items():
             lacking = [each for each in inputs if each not in names and (each == name or "mask" in each)]
             if lacking:

@@ -49,19 +49,25 @@ def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) 
 
 def with_arguments(model: Any, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Arrays]:
     """For each optional argument that `inputs` lack and the model accepts, return `inputs` with this argument."""
-    tokens = inputs.get("input_ids", np.empty(0))
-    if tokens.ndim != 2:
-        return {}
-    draw, (rows, length) = np.random.default_rng(seed), tokens.shape
-    made: Arrays = {
-        "position_ids": np.arange(length) * np.arange(1, rows + 1)[:, None],
-        "token_type_ids": draw.integers(0, 2, tokens.shape),
-    }
-    if (target := inputs.get("decoder_input_ids")) is not None:
-        made["decoder_attention_mask"] = np.ones_like(target)
-        made["decoder_attention_mask"][-1, -2:] = 0
+    draw, made = np.random.default_rng(seed), dict[str, Arrays]()
     takes = inspect.signature(getattr(model, "forward", model)).parameters
-    found = {name: {**inputs, name: value} for name, value in made.items() if name in takes.keys() - inputs.keys()}
+    for name, value in inputs.items():
+        if value.ndim != 2 or name not in ("input_ids", "decoder_input_ids", "input_values"):
+            continue
+        (rows, length), stack = value.shape, "decoder_" * name.startswith("decoder")
+        mask = np.ones(value.shape, np.int64)
+        hidden = mask.copy()
+        hidden[-1, length // 5 : length // 2] = 0
+        made[f"{stack}attention_mask"] = {f"{stack}attention_mask": hidden}
+        if name != "input_values":
+            # Without a mask, transformers would read a jump of positions as the start of another document.
+            plain = {each: mask for each in (f"{stack}attention_mask",) if each in takes}
+            made[f"{stack}position_ids"] = plain | {
+                f"{stack}position_ids": np.arange(length) * np.arange(1, rows + 1)[:, None]
+            }
+        if name == "input_ids":
+            made["token_type_ids"] = {"token_type_ids": draw.integers(0, 2, value.shape)}
+    found = {name: {**inputs, **added} for name, added in made.items() if name in takes.keys() - inputs.keys()}
     return {name: each for name, each in found.items() if error_on(model, each) is None}
 
 

@@ -126,35 +126,34 @@ def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
 
 ARGUMENTS = Way("forward.arguments")
 
-IGNORED = "ignored"
+UNREAD = "ignored"
 """The id of the fault "the port ignores an argument", which has no page in the catalogue."""
 
 
 def compare_arguments(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare calls with one optional argument each, such as positions."""
+    """Compare calls with one optional argument each, such as positions, until one call differs."""
     given, lacking = source.arguments(signature_of(sides.forward))
-    if not given:
-        return not_compared(*lacking)
-    names = {described(inputs): name for name, inputs in given.items()}
-    try:
-        outcome = sides.judged({title: given[name] for title, name in names.items()})
-    except PortProcessError:
-        raise
-    except PortError as error:
-        return failed(ARGUMENTS.claim, ", ".join(given), error) + not_compared(*lacking)
-    ignored = {each.probe: fault for each in outcome.wrong for fault in _ignored(sides, each, names[each.probe])}
-    rest = sides.explained(Outcome([each for each in outcome.answers if each.probe not in ignored]))
-    faults = [*ignored.values(), *rest.faults]
-    return as_result(ARGUMENTS, dataclasses.replace(rest, answers=outcome.answers, faults=faults)) + not_compared(
-        *lacking
-    )
+    outcome = Outcome(())
+    for name, inputs in given.items():
+        try:
+            now = sides.judged({described(inputs): inputs})
+        except PortProcessError:
+            raise
+        except PortError as error:
+            return failed(ARGUMENTS.claim, name, error)
+        ignored = [fault for each in now.wrong for fault in _ignored(sides, each, name)]
+        now = dataclasses.replace(now, faults=ignored) if ignored else sides.explained(now)
+        outcome = dataclasses.replace(now, answers=[*outcome.answers, *now.answers])
+        if outcome.wrong:
+            break
+    return (as_result(ARGUMENTS, outcome) if given else CapabilityResult()) + not_compared(*lacking)
 
 
 def _ignored(sides: Sides, answer: Answer, name: str) -> Iterator[Divergence]:
     """Yield a divergence if the port returns the same answer as the reference without the argument."""
     exact, budget = sides.reference.near({each: value for each, value in answer.inputs.items() if each != name})
     if exact.shape == answer.actual.shape and (residual := apart(answer.actual, exact, None).max()) <= budget:
-        cause = Cause(IGNORED, f"your port ignores {name}", None, float(residual), 1.0)
+        cause = Cause(UNREAD, f"your port ignores {name}", None, float(residual), 1.0)
         yield Divergence("answer", answer.error, answer.budget, (cause,), probe=answer.probe)
 
 

@@ -182,3 +182,23 @@ def test_values_in_float64_are_copies_too() -> None:
     added, zero = operations[-2:]
     assert np.array_equal(added.value, WTE.double() + 1)
     assert not zero.value.any()
+
+
+def filled_in_two_parts(ids: Tensor) -> Tensor:
+    x = WTE[ids]
+    both = x.new_empty(*x.shape[:2], 2 * D)
+    both[..., :D].copy_(x)
+    both[..., D:].copy_(2 * x)
+    return both + 1
+
+
+def test_uninitialized_memory_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
+    try:
+        result, operations = listen(lambda: filled_in_two_parts(IDS))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert bool(result.isfinite().all())
+    assert all(np.isfinite(each.value).all() for each in operations)

@@ -96,6 +96,8 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
             record.await_write(place, name, inputs, stack)
         return result
     if name.startswith(UNINITIALISED):
+        for place in _regions(result):
+            record.leave_blank(place)
         return result
     if SHAPE_ALONE.search(name):
         inputs = ()
@@ -104,8 +106,8 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     for place in writes:
         record.write(place, record.add(name, numbers(place.array), inputs, stack))
     for place in _regions(result):
-        is_of_parameter = place.owner in views and not record.knows(place)
-        if place not in writes and not record.has(place) and not is_of_parameter:
+        is_left_out = place.owner in views and (not record.knows(place) or record.is_blank(place))
+        if place not in writes and not record.has(place) and not is_left_out:
             record.put(place, record.add(name, numbers(place.array), inputs, stack))
     return result
 

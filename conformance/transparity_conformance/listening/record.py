@@ -36,6 +36,8 @@ class _Memory:
     parts: dict[Hashable, Origins] = field(default_factory=dict)
     last: Origins = ()
     written: bool = False
+    is_blank: bool = False
+    """Whether the memory was uninitialized at first; a view of it may show arbitrary numbers."""
     arriving: Operation | None = None
     """An asynchronous write from other ranks, which the record reads when an operation uses the data."""
 
@@ -62,6 +64,12 @@ class Record:
 
     def knows(self, place: Region) -> bool:
         return place.owner in self._memories
+
+    def leave_blank(self, place: Region) -> None:
+        self._memories.setdefault(place.owner, _Memory(place.memory, is_blank=True))
+
+    def is_blank(self, place: Region) -> bool:
+        return self.knows(place) and self._memories[place.owner].is_blank
 
     def has(self, place: Region) -> bool:
         """Return whether the record has this array, and no later operation has modified the array."""

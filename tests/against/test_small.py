@@ -212,6 +212,20 @@ def test_a_port_that_ignores_its_positions_departs() -> None:
     assert (report.verdict, causes) == ("diverges", ["your port ignores position_ids"])
 
 
+class Looked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(50, 8)
+
+    def forward(self, ids: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor:
+        return self.rows(ids)
+
+
+def test_shared_arguments_without_inputs_are_told() -> None:
+    report = check(Looked, against=Looked)
+    assert f"where: the checker draws no such argument; {GIVE}" in report.not_compared
+
+
 class ImagesByAnotherName(TextOnly):
     def forward(self, input_ids: Any, attention_mask: Any = None, images: Any = None) -> torch.Tensor:
         return super().forward(input_ids, attention_mask)
@@ -239,10 +253,10 @@ def test_images_that_cannot_be_drawn_are_told() -> None:
     model = build(config_of("layoutlmv3"), "LayoutLMv3ForSequenceClassification")
     probes = {"": example_inputs(model)}
     assert "pixel_values" not in probes[""]
-    assert undrawn(model, probes[""], None) == [f"pixel_values: the checker drew no pixel_values; {GIVE}"]
+    assert undrawn(model, probes[""], None) == [f"pixel_values: the checker draws no such argument; {GIVE}"]
     takes_videos: Any = SimpleNamespace(config=model.config, forward=lambda input_ids, pixel_values_videos: None)
     assert undrawn(takes_videos, probes[""], None) == [
-        f"pixel_values_videos: the checker drew no pixel_values_videos; {GIVE}"
+        f"pixel_values_videos: the checker draws no such argument; {GIVE}"
     ]
 
 

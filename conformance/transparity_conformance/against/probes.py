@@ -260,7 +260,7 @@ def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | N
         each = parameters[name]
         is_tensor = each.annotation is each.empty or any(word in str(each.annotation) for word in ("Tensor", "rray"))
         lacking += [name] if each.default is None and is_tensor else []
-    return [f"{name}: the checker drew no {name}; {GIVE}" for name in lacking]
+    return [f"{name}: the checker draws no such argument; {GIVE}" for name in lacking]
 
 
 def without_mask(inputs: Inputs) -> Inputs:

@@ -15,8 +15,9 @@ import numpy as np
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
 from transparity_conformance.against.edits.edit import Edit, behind_views, common_place, expression_at, references
-from transparity_conformance.against.edits.elements import is_marks, is_mask
+from transparity_conformance.against.edits.elements import IGNORES_PADDING, MASKS_NOTHING, is_marks, is_mask
 from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.masks import dropping_line
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Program, Step
@@ -52,13 +53,22 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the port's line that makes a wrong mask. For other edits, return the innermost line that runs
-        `operation`, but no right operation of the same name."""
+        """Return the port's line that drops a mask or makes a wrong mask. For other edits, return the innermost line
+        that runs `operation`, but no right operation of the same name."""
         operations = self.by.comparer.port.operations
+        if self._hides_less and (line := dropping_line(operations[self.operation].stack)) is not None:
+            return line
         if self.edit is not None and self.edit.kind == "mask" and (made := self._mask()) is not None:
             return operations[made].source
         operation, others = operations[self.operation], (operations[i] for i in self.right)
         return operation.line_apart(each for each in others if each.name == operation.name)
+
+    @property
+    def _hides_less(self) -> bool:
+        """Return whether the edit leaves out a mask or the padding in a mask."""
+        if self.edit is None or not any(is_mask(self.by.comparer.program.values[i]) for i in self.step.inputs):
+            return False
+        return self.edit.kind == "left out" or self.edit.says in (MASKS_NOTHING, IGNORES_PADDING)
 
     def _mask(self) -> int | None:
         """Return the port's operation that makes a mask; None if this mask equals the reference's mask, possibly

@@ -152,15 +152,17 @@ def _earlier(x: Any) -> Any:
     return x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2])
 
 
+MASKS_NOTHING, IGNORES_PADDING = "masks no key", "ignores padding in the mask"
+
 NOT_CAUSAL = "shows later positions: the mask is not causal"
 
 TO_ALL = "shows a key to all queries if the reference shows the key to one query"
 """The words for `NOT_CAUSAL` if the reference's mask shows later positions, too."""
 
 MASKS: dict[str, Function] = {
-    "masks no key": lambda x: x | True,
+    MASKS_NOTHING: lambda x: x | True,
     "has no window: it shows all earlier keys": lambda x: _earlier(x) & x.any(-2, keepdim=True),
-    "ignores padding in the mask": lambda x: x | (_earlier(x) & ~x.any(-2, keepdim=True)),
+    IGNORES_PADDING: lambda x: x | (_earlier(x) & ~x.any(-2, keepdim=True)),
     "masks later positions only": _earlier,
     NOT_CAUSAL: lambda x: x.any(-2, keepdim=True).expand_as(x),
     "shows earlier keys and keys without padding: it joins the two masks by `or`": (

@@ -13,8 +13,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def dropping_line(stack: Sequence[Source]) -> Source | None:
-    """Return the outermost line that drops a mask: its function takes a mask, but its statement reads neither this mask
-    nor a value computed from the mask. `stack` starts with the innermost line."""
+    """Return the outermost line that drops a mask. The function of this line takes a mask, but the line's statement
+    reads neither the mask nor a value computed from the mask. `stack` starts with the innermost line."""
     for source in reversed(stack):
         nodes = [node for node in _nodes(source.file) if _contains(node, source.line)]
         function = max((node for node in nodes if isinstance(node, Function)), key=_first, default=None)

@@ -97,7 +97,10 @@ class Source:
         found, left_out = dict[str, Inputs](), list[str]()
         names = signature.parameters if signature else ()
         length, batch = TEXTS[0]
-        further = self.with_arguments(self.draw(length, batch, 0))
+        try:
+            further = self.with_arguments(self.draw(min(length, self.longest), batch, 0))
+        except RefusedError:  # the model accepts only other lengths
+            return {}, []
         for name, inputs in further.items():
             lacking = [each for each in inputs if each not in names and (each == name or "mask" in each)]
             if lacking:

@@ -43,14 +43,15 @@ def passed(at: At, context: Context) -> Iterator[Edit]:
         theirs = {behind_views(program, index) for index in taken}
         own = [place for place, root in computed.items() if root not in theirs]
         others = taken if theirs - {*roots.values()} else program.maker.keys() - at.flow.passes.keys()
-        for place in own if len(own) < max(len(computed), 2) <= len(roots) else []:
+        shares_operand = len(roots) > 1 and (len(computed) == 1 or len(own) < len(computed))
+        for place in own if shares_operand else []:
             operand = program.values[at.step.args[place].index]
             made = [index for index in sorted(others, reverse=True) if index in program.maker]
             alike = (index for index in made if program.values[index].numel() == operand.numel())
             for index in {behind_views(program, index, in_order=True): index for index in alike}.values():
                 step = program.steps[program.maker[index]]
                 if behind_views(program, index) not in roots.values():
-                    yield from _with_operand(at, place, Other(step, output=step.outputs.index(index)), rank=3)
+                    yield from _with_operand(at, place, Other(step, output=step.outputs.index(index)))
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
@@ -58,7 +59,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         for other in itertools.islice(_others(program, step, item.index), MOST):
-            yield from _with_operand(at, place, other, rank=3)
+            yield from _with_operand(at, place, other)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"
@@ -69,7 +70,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
         yield Edit("operands", says, exchanged, rank=1)
 
 
-def _with_operand(at: At, place: int, other: Other, rank: int) -> Iterator[Edit]:
+def _with_operand(at: At, place: int, other: Other) -> Iterator[Edit]:
     program, step = at.program, at.step
     index = step.args[place].index
     theirs, view = behind_views(program, index, in_order=True), reordering(program, index)
@@ -77,7 +78,7 @@ def _with_operand(at: At, place: int, other: Other, rank: int) -> Iterator[Edit]
     yours = behind_views(program, other.index(), in_order=True)
     make: Make = functools.partial(_taking, place=place, site=step.site, other=other)
     if view is not None and yours == unturned:
-        yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank, view_of=place)
+        yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank=3, view_of=place)
         return
     names = origin(program, yours), origin(program, theirs)
     says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
@@ -86,7 +87,7 @@ def _with_operand(at: At, place: int, other: Other, rank: int) -> Iterator[Edit]
         says = f"passes another operand to `{short(step)}` in `{at.line}`"
         swap = f"swaps two operands in `{at.line}`"
     wider = _exchanges(program, index, other, swap)
-    yield Edit("operand", says, make, rank, wider=wider)
+    yield Edit("operand", says, make, rank=3, wider=wider)
     if not at.flow.passes.keys() & {index, other.index()}:
         yield from wider  # a port may use tables in other steps than the reference
 

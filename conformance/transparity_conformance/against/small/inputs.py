@@ -47,9 +47,9 @@ def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) 
     raise failure
 
 
-def with_arguments(model: Any, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Arrays]:
+def with_arguments(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
     """For each optional argument that `inputs` lack and the model accepts, return `inputs` with this argument."""
-    draw, made = np.random.default_rng(seed), dict[str, Arrays]()
+    draw, made = np.random.default_rng(0), dict[str, Arrays]()
     takes = inspect.signature(getattr(model, "forward", model)).parameters
     for name, value in inputs.items():
         if value.ndim != 2 or name not in ("input_ids", "decoder_input_ids", "input_values"):

@@ -332,4 +332,5 @@ def _apart(exact: Any, rounded: Any) -> float:
         plain = (np.abs(a) < HUGE) & (a > EXACT_MASK_BELOW)
         a, b = a[plain], b[plain]
         scale = np.abs(a).max(initial=0.0)
-    return float(np.abs(a - b).max(initial=0.0) / scale) if scale else 0.0
+    with np.errstate(invalid="ignore"):  # an edit may give infinite values
+        return float(np.abs(a - b).max(initial=0.0) / scale) if scale else 0.0

@@ -49,7 +49,8 @@ class Call:
         kept = reference.kept(inputs, self.answer.shape)
         comparer = Comparer(program, self.recorded, reference.dtype, main, kept)
         has_others = experts != reference.experts[-1]
-        return Departures(comparer, EditSearch(comparer, reference.numbers, clock), has_others=has_others)
+        search = EditSearch(comparer, reference.numbers, clock)
+        return Departures(comparer, search, has_others, reference.layer_types)
 
     def is_explained(self, found: Sequence[Departure]) -> bool:
         return any(self._is_explained_in(experts, found) for experts in self.reference.experts)

@@ -146,8 +146,10 @@ class Departure:
 class Departures:
     """Finds the departures in one call, in the order of computation."""
 
-    def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
-        self.comparer, self.search, self.has_others = comparer, search, has_others
+    def __init__(
+        self, comparer: Comparer, search: EditSearch, has_others: bool = False, layer_types: Sequence[str] = ()
+    ) -> None:
+        self.comparer, self.search, self.has_others, self.layer_types = comparer, search, has_others, layer_types
         """`has_others`: whether the reference has another implementation of its experts."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
@@ -264,11 +266,11 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop each unnecessary departure: the other edits, or alternatives to these edits, explain the answer without
-        this departure."""
+        """Drop each unnecessary departure: the answer follows from the other edits, from alternatives to these edits, or
+        from these edits in layers of one type."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
-            for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
+            for tried in itertools.chain([rest] if rest else [], with_other_edits(rest), self._in_one_type(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
                 if after is None or not after.agrees or after.lost:
                     continue
@@ -282,6 +284,17 @@ class Departures:
                 if all(hidden.intersection(now.matched[operation]) for operation in unmatched):
                     return self._fewest(tried, after)
         return found
+
+    def _in_one_type(self, found: Sequence[Departure]) -> Iterator[list[Departure]]:
+        """Yield the departures in the layers of each type, such as `sliding_attention`."""
+        for kind in dict.fromkeys(self.layer_types):
+            steps = [[number for number in each.steps if self._layer_type(number) == kind] for each in found]
+            if all(steps) and steps != [each.steps for each in found]:
+                yield [dataclasses.replace(each, steps=some) for each, some in zip(found, steps, strict=True)]
+
+    def _layer_type(self, number: int) -> str:
+        layer = next((int(part) for part in self.comparer.program.steps[number].module.split(".") if part.isdigit()), 0)
+        return self.layer_types[layer] if layer < len(self.layer_types) else ""
 
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:
         return changes_of(found, self.comparer.program, self.comparer.flow, self)

@@ -243,6 +243,13 @@ class Reference:
     def numbers(self) -> list[float]:
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
 
+    @functools.cached_property
+    def layer_types(self) -> Sequence[str]:
+        configs: list[Any] = [getattr(self.model, "config", None)]
+        with contextlib.suppress(AttributeError, ValueError):  # no configuration, or several configurations of texts
+            configs.insert(0, configs[0].get_text_config())
+        return next((found for each in configs if (found := getattr(each, "layer_types", None))), ())
+
 
 def raised(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, TransparityError) else None

@@ -266,8 +266,8 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop each unnecessary departure: the answer follows from the other edits, from alternatives to these edits, or
-        from these edits in layers of one type."""
+        """Drop each unnecessary departure: the answer follows from the other edits, from alternatives to these edits,
+        or from these edits in layers of one type."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest), self._in_one_type(rest)):

@@ -270,7 +270,7 @@ class Departures:
         or from these edits in layers of one type."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
-            for tried in itertools.chain([rest] if rest else [], with_other_edits(rest), self._in_one_type(rest)):
+            for tried in itertools.chain([rest] if rest else [], with_other_edits(rest), self.in_one_type(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
                 if after is None or not after.agrees or after.lost:
                     continue
@@ -285,7 +285,7 @@ class Departures:
                     return self._fewest(tried, after)
         return found
 
-    def _in_one_type(self, found: Sequence[Departure]) -> Iterator[list[Departure]]:
+    def in_one_type(self, found: Sequence[Departure]) -> Iterator[list[Departure]]:
         """Yield the departures in the layers of each type, such as `sliding_attention`."""
         for kind in dict.fromkeys(self.layer_types):
             steps = [[number for number in each.steps if self._layer_type(number) == kind] for each in found]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
 from collections.abc import Iterator, Sequence
 
-from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.operation import Source, statements_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -16,27 +15,16 @@ def dropping_line(stack: Sequence[Source]) -> Source | None:
     """Return the outermost line that drops a mask. The function of this line takes a mask, but the line's statement
     reads neither the mask nor a value computed from the mask. `stack` starts with the innermost line."""
     for source in reversed(stack):
-        nodes = [node for node in _nodes(source.file) if _contains(node, source.line)]
-        function = max((node for node in nodes if isinstance(node, Function)), key=_first, default=None)
-        statement = max((node for node in nodes if isinstance(node, ast.stmt)), key=_first, default=None)
+        every = statements_of(tuple(linecache.getlines(source.file)))
+        around = [node for node in every if node.lineno <= source.line <= (node.end_lineno or 0)]
+        function = max((node for node in around if isinstance(node, Function)), key=_first, default=None)
+        statement = max(around, key=_first, default=None)
         if function is None or statement is None or hasattr(statement, "body"):
             continue
         masks = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg) and "mask" in each.arg}
         if masks and _names(statement, ast.Load).isdisjoint(_computed_from(masks, function)):
             return source
     return None
-
-
-@functools.lru_cache(maxsize=64)
-def _nodes(file: str) -> tuple[ast.AST, ...]:
-    try:
-        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
-    except (SyntaxError, ValueError):  # such as a notebook cell with magic commands
-        return ()
-
-
-def _contains(node: ast.AST, line: int) -> bool:
-    return isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
 
 
 def _first(node: ast.AST) -> int:

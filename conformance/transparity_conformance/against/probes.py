@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity.errors import TransparityError, shown
 from transparity.text import describe_error
-from transparity_conformance.against.reference import Inputs, RefusedError
+from transparity_conformance.against.reference import Inputs, RefusedError, text_config
 from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.identify.fitting.inputs import first_answer, longest_taken, with_further
 from transparity_conformance.identify.fitting.subject import FittedModel
@@ -96,18 +96,21 @@ class Source:
         argument that the port does not take."""
         found, left_out = dict[str, Inputs](), list[str]()
         names = signature.parameters if signature else ()
-        length, batch = TEXTS[0]
-        try:
-            further = self.with_arguments(self.draw(min(length, self.longest), batch, 0))
-        except RefusedError:  # the model accepts only other lengths
-            return {}, []
-        for name, inputs in further.items():
+        for name, inputs in self._with_arguments.items():
             lacking = [each for each in inputs if each not in names and (each == name or "mask" in each)]
             if lacking:
                 left_out.append(f"{name}: the port takes no {lacking[-1]}")
             else:
                 found[name] = inputs
         return found, left_out
+
+    @functools.cached_property
+    def _with_arguments(self) -> Mapping[str, Inputs]:
+        length, batch = TEXTS[0]
+        try:
+            return self.with_arguments(self.draw(min(length, self.longest), batch, 0))
+        except RefusedError:  # the model accepts only other lengths
+            return {}
 
     def of_text(self) -> Source | None:
         """Return a source of the same texts without images and audio, if the model runs on such texts."""
@@ -139,7 +142,7 @@ def source_of(model: Any) -> Source:
     if not is_configured(model):
         return _found_by_calls(model)
     names = ("max_position_embeddings", "max_seq_len", "max_target_positions", "max_decoder_position_embeddings")
-    given = (getattr(_text_config(model.config), name, None) for name in names)
+    given = (getattr(text_config(model.config), name, None) for name in names)
     limits = [limit for limit in given if limit and limit > 0]  # -1 means no limit
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     longest = min([LONGEST, *map(int, limits)])
@@ -155,13 +158,6 @@ def source_of(model: Any) -> Source:
         return small.with_arguments(model, inputs)
 
     return Source(functools.partial(_draw, model), longest, is_text, accepts, with_arguments)
-
-
-def _text_config(config: Any) -> Any:
-    try:
-        return config.get_text_config()
-    except (AttributeError, ValueError):
-        return config
 
 
 def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:

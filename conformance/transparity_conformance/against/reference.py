@@ -245,10 +245,14 @@ class Reference:
 
     @functools.cached_property
     def layer_types(self) -> Sequence[str]:
-        configs: list[Any] = [getattr(self.model, "config", None)]
-        with contextlib.suppress(AttributeError, ValueError):  # no configuration, or several configurations of texts
-            configs.insert(0, configs[0].get_text_config())
-        return next((found for each in configs if (found := getattr(each, "layer_types", None))), ())
+        return getattr(text_config(getattr(self.model, "config", None)), "layer_types", None) or ()
+
+
+def text_config(config: Any) -> Any:
+    try:
+        return config.get_text_config()
+    except (AttributeError, ValueError):
+        return config
 
 
 def raised(error: Exception) -> str:

@@ -160,7 +160,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
     """Return the statement at a line, or the head of a compound statement, joined to one line."""
     if not 1 <= line <= len(lines):
         return ""
-    around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
+    around = [node for node in statements_of(lines) if node.lineno <= line <= (node.end_lineno or 0)]
     if not around:
         return safe(lines[line - 1].strip())
     statement = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
@@ -180,7 +180,7 @@ def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _statements(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
+def statements_of(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):  # such as a notebook cell with magic commands

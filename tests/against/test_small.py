@@ -167,7 +167,7 @@ def test_images_beside_a_text_are_compared_in_every_way() -> None:
         "repeats",
     }
     steps = [each.where for each in report.claims if each.id == "step"]
-    assert any("21 positions, then one at a time" in each for each in steps)  # after the 16 tokens of the image
+    assert any("25 positions, then one at a time" in each for each in steps)  # after 4 tokens and the 16 of the image
 
 
 class TextOnly(torch.nn.Module):

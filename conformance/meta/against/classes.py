@@ -31,7 +31,11 @@ def classes() -> Iterator[tuple[str, str, str]]:
 
 
 def configured(model_type: str, name: str = "") -> Any:
-    return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
+    config: Any = transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
+    text, vision = (getattr(config, f"{part}_config", None) for part in ("text", "vision"))
+    if hasattr(vision, "out_hidden_size") and hasattr(text, "hidden_size"):  # the default parts do not fit together
+        vision.out_hidden_size = text.hidden_size
+    return config
 
 
 def exists(model_type: str, name: str) -> bool:

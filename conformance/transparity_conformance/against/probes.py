@@ -129,7 +129,7 @@ def _text_of(inputs: Inputs, length: int) -> Inputs:
 
 
 def is_of_features(text: str) -> bool:
-    return any(word in text for word in ("pixel", "image", "feature", "spatial", "aspect"))
+    return any(word in text for word in ("pixel", "image", "video", "feature", "spatial", "aspect", "target"))
 
 
 def is_only_text(inputs: Inputs) -> bool:
@@ -185,7 +185,8 @@ def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
     for side, (length, batch) in PADDED.items() if source.is_text else ():
         title = f"{batch} × {length}, padded on the {side}"
         text = draw(title, length, batch, length) if length <= source.longest else None
-        if text is not None and (hidden := padded(text, side)) is not None:
+        hidden = None if text is None else padded(text, side)
+        if hidden is not None and (is_only_text(hidden) or source.accepts(hidden)):
             found[title] = hidden
     if refused and not found:
         raise next(iter(refused.values()))
@@ -251,9 +252,10 @@ def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | N
     parameters = {} if reference is None else dict(reference.parameters)
     lacking = list[str]()
     if is_configured(model):
-        from transparity_conformance.against.small.inputs import MEDIA
+        from transparity_conformance.against.small.media import MEDIA
 
-        lacking += [name for name in MEDIA if name in parameters.keys() - drawn]
+        media = [*(each.argument for each in MEDIA), "input_values"]
+        lacking += [name for name in media if name in parameters.keys() - drawn]
     shared = parameters.keys() & (signature.parameters if signature else {}).keys()
     for name in sorted(shared.difference(drawn, CACHES, [LABELS], lacking)):
         each = parameters[name]
@@ -264,13 +266,12 @@ def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | N
 
 def without_mask(inputs: Inputs) -> Inputs:
     """Remove masks that hide no position; some recurrent models refuse a mask together with a cache."""
-    return {name: value for name, value in inputs.items() if "mask" not in name}
+    return {name: value for name, value in inputs.items() if "mask" not in name or is_of_features(name)}
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Hide positions in all rows except the last. Return None if the inputs have no mask, or if padding would hide a
-    placeholder token."""
-    if "attention_mask" not in inputs or (side == "left" and not is_only_text(inputs)):
+    """Hide positions in all rows except the last. Return None if the inputs have no mask."""
+    if "attention_mask" not in inputs:
         return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):
@@ -295,7 +296,7 @@ def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
 
 
 def is_padded(inputs: Inputs) -> bool:
-    return any("mask" in name and not value.all() for name, value in inputs.items())
+    return any("mask" in name and not is_of_features(name) and not value.all() for name, value in inputs.items())
 
 
 def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:

@@ -12,26 +12,22 @@ import torch
 from transformers import PretrainedConfig
 
 from transparity_conformance.against.small.fields import kind_of, sizes
+from transparity_conformance.against.small.media import MEDIA, Layouts, Medium
 from transparity_conformance.against.small.sizes import configs_in
 from transparity_conformance.running.forward import called_by_its_names
 
 Arrays = dict[str, np.ndarray]
 
-FEATURES = {
-    "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
-    "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
-}
-"""For each input that can accompany text: the method that extracts features, and fields with the placeholder's id."""
+FIRST, LAST = 3, 111
+"""The range of token ids."""
 
-SAMPLES, FIRST, LAST = 4000, 3, 111
-"""The number of samples of raw audio, and the range of token ids."""
+LEAD = 4
+"""The number of tokens before the first placeholder token, so that padding on the left hides no placeholder."""
 
 EDGE = 32
 """The width and height of a page, which contains the boxes of words."""
 
-MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
-
-MAIN = ("input_ids", *MEDIA, "inputs")
+MAIN = ("input_ids", *(each.argument for each in MEDIA), "input_values", "inputs")
 
 
 def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
@@ -96,15 +92,16 @@ class _Inputs:
         self.special = {token for name, value in values if kind_of(name) == "token" for token in sizes(value)}
         main = model.main_input_name
         self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
+        self.layouts = Layouts(self._find, self.names, batch, self.draw)
 
     def candidates(self) -> Iterator[Arrays]:
         beside = self._beside()
         if "input_ids" in self.names:
-            yield from self._with_features()
+            yield from self._with_media()
         if self.main == "input_ids":
             boxes = [{"bbox": np.divide(beside["bbox"], EDGE, dtype=np.float32)}] if "bbox" in beside else []
-            has_images = "pixel_values" in self.names and self._method(FEATURES["pixel_values"][0]) is None
-            images = [*self._images(), {}] if has_images else [{}]  # without placeholder tokens in the text
+            has_images = "pixel_values" in self.names and self._method(MEDIA[0].method) is None
+            images = [*self.layouts.images(), {}] if has_images else [{}]  # without placeholder tokens in the text
             for shape, form, image in itertools.product(self._rows(), [*boxes, {}], images):
                 ids = {"input_ids": self._ids(shape)}
                 yield ids | image | beside | form | self._mask(shape)
@@ -112,13 +109,13 @@ class _Inputs:
         elif self.main == "inputs":
             yield {self.main: self._ids((self.batch, self.length))}
         if self.main in ("pixel_values", "pixel_values_videos", "inputs"):
-            for layout in self._images():
+            for layout in self.layouts.images():
                 layout[self.main] = layout.pop("pixel_values")
                 yield layout | self._text() | beside
                 yield layout | beside
         if self.main in ("input_features", "input_values", "inputs"):
-            for shape in self._sounds():
-                yield {self.main: self._normal(*shape)} | beside
+            for shape in self.layouts.sounds(self.main):
+                yield {self.main: self.layouts.normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
         """Return the first field of `names` in the configuration or a nested configuration."""
@@ -128,9 +125,6 @@ class _Inputs:
                 return value
         inside = (value for value in fields.values() if isinstance(value, PretrainedConfig))
         return next((found for each in inside if (found := self._find(*names, config=each)) is not None), None)
-
-    def _normal(self, *shape: int) -> np.ndarray:
-        return self.draw.standard_normal(shape, np.float32)
 
     def _ids(self, shape: tuple[int, ...]) -> np.ndarray:
         found = self._find("vocab_size", "text_vocab_size", "src_vocab_size", "codebook_size")
@@ -169,74 +163,55 @@ class _Inputs:
                 found["lang_ids"] = np.zeros(self.batch, np.int64)
         return found
 
-    def _images(self) -> Iterator[Arrays]:
-        channels = self._find("num_channels", "in_channels", "in_chans", "in_channel") or 3
-        size = self._find("image_size", "img_size") or 64
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        frames = self._find("num_frames") or 2
-        aspects = {"aspect_ratio_ids": np.ones((self.batch, 1), np.int64)} if "aspect_ratio_ids" in self.names else {}
-        if aspects:
-            tiles = self._find("max_num_tiles")
-            aspects["aspect_ratio_mask"] = np.ones((self.batch, 1, tiles), np.int64)
-            yield aspects | {"pixel_values": self._normal(self.batch, 1, tiles, channels, height, width)}
-        shapes = ((channels, height, width), (channels, 64, 64), (frames, channels, height, width))
-        for shape in (*shapes, (1, channels, height, width)):
-            images = {"pixel_values": self._normal(self.batch, *shape)}
-            if "image_sizes" in self.names:
-                yield images | {"image_sizes": np.array([shape[-2:]] * self.batch)}
-            if "pixel_attention_mask" in self.names:
-                yield images | {"pixel_attention_mask": np.ones((self.batch, *shape[:-3], *shape[-2:]), np.int64)}
-            yield images
-        yield from self._patches(channels)
+    def _with_media(self) -> Iterator[Arrays]:
+        """Yield texts with images, videos and sounds, first with all of them, then with one of them. A text has one
+        placeholder token for each feature vector, or consists of one random token for each feature vector."""
+        media = [each for each in MEDIA if each.argument in self.names]
+        working = {each: self._extracted(each) for each in media}
+        firsts = {each: found for each in media if (found := next(working[each], None)) is not None}
+        ways = {each: [found, *working[each]] for each, found in firsts.items()}
+        for several in itertools.product(*ways.values()) if len(ways) > 1 else ():
+            yield from self._texts(dict(zip(ways, several, strict=True)))
+        for each, found in ways.items():
+            for way in found:
+                yield from self._texts({each: way})
 
-    def _patches(self, channels: int) -> Iterator[Arrays]:
-        """Yield images as 16 patches, from a grid of 4 × 4."""
-        patch = self._find("patch_size")
-        if not isinstance(patch, int):
+    def _extracted(self, medium: Medium) -> Iterator[tuple[Arrays, list[int]]]:
+        """Yield the layouts that the model accepts, with the number of feature vectors of each row."""
+        if (extract := self._method(medium.method)) is None:
             return
-        grid = np.array([[4, 4]] * self.batch)
-        row = channels * patch * patch
-        flat = self._normal(self.batch, 16, row)
-        ones = np.ones((self.batch, 16), np.int64)
-        yield {"pixel_values": flat, "pixel_attention_mask": ones, "spatial_shapes": grid}
-        row *= self._find("temporal_patch_size") or 1
-        grids = np.array([[1, 4, 4]] * self.batch)
-        yield {"pixel_values": self._normal(self.batch * 16, row), "image_grid_thw": grids}
-        yield {"pixel_values": self._normal(self.batch * 16, channels, patch, patch), "image_grid_hws": grid}
-
-    def _sounds(self) -> Iterator[tuple[int, ...]]:
-        names = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim")
-        bins = self._find(*names) or 80
-        frames = [2 * (self._find("max_source_positions") or 32), self._find("max_length") or 32, 64, 3000]
-        if self.main in ("input_values", "inputs"):
-            yield self.batch, SAMPLES
-        for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 4 * bins, 80)):
-            layouts = [(self.batch, features, count), (self.batch, count, features)]
-            yield from layouts[::-1] if self.main == "input_values" else layouts
-        yield self.batch, SAMPLES
-        yield self.batch, 1, SAMPLES
-
-    def _with_features(self) -> Iterator[Arrays]:
-        """Yield inputs with an image or a sound. The text starts with one placeholder token for each feature vector, or
-        consists of one random token for each feature vector."""
-        for name, (method, tokens) in FEATURES.items():
-            if name not in self.names or (extract := self._method(method)) is None:
+        takes = inspect.signature(extract).parameters
+        passes_on = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+        for layout in self.layouts.of(medium):
+            try:
+                with torch.no_grad():
+                    found = extract(
+                        **{key: value for key, value in tensors(layout).items() if passes_on or key in takes}
+                    )
+                yield layout, _counts(found, layout, self.batch)
+            except Exception:  # noqa: BLE001 - the next layout is tried
                 continue
-            for layout in self._images() if name == "pixel_values" else self._features():
-                try:
-                    with torch.no_grad():
-                        takes = inspect.signature(extract).parameters
-                        given = {key: value for key, value in tensors(layout).items() if key in takes}
-                        count = _rows_of(extract(**given)) // self.batch
-                except Exception:  # noqa: BLE001 - the next layout is tried
-                    continue
-                if (token := self._find(*tokens)) is not None:
-                    ids = np.concatenate([np.full((self.batch, count), token), self._text()["input_ids"]], axis=1)
-                    types = (ids == token).astype(np.int64)
-                    named = {each: types for each in ("mm_token_type_ids", "token_type_ids") if each in self.names}
-                    yield layout | {"input_ids": ids} | named | self._mask(ids.shape)
-                    yield layout | {"input_ids": ids} | self._mask(ids.shape)
-                yield layout | {"input_ids": self._ids((self.batch, count))}
+
+    def _texts(self, found: Mapping[Medium, tuple[Arrays, list[int]]]) -> Iterator[Arrays]:
+        given = {name: value for layout, _ in found.values() for name, value in layout.items()}
+        tokens = {medium: self._find(*medium.tokens) for medium in found}
+        if all(token is not None for token in tokens.values()):
+            longest = max(sum(each) for each in zip(*(counts for _, counts in found.values()), strict=True))
+            ids = self._ids((self.batch, LEAD + longest + len(found) - 1 + self.length))
+            types = np.zeros_like(ids)
+            ends = [LEAD] * self.batch
+            for medium, (_, counts) in found.items():
+                for row, count in enumerate(counts):
+                    span = slice(ends[row], ends[row] + count)
+                    ids[row, span], types[row, span] = tokens[medium], medium.type
+                    ends[row] += count + 1
+            named = {each: types for each in ("mm_token_type_ids",) if each in self.names}
+            named |= {each: np.minimum(types, 1) for each in ("token_type_ids",) if each in self.names}
+            yield {"input_ids": ids} | given | named | self._mask(ids.shape)
+            yield {"input_ids": ids} | given | self._mask(ids.shape)
+        counts = next(iter(found.values()))[1]
+        if len(found) == 1 and len({*counts}) == 1:
+            yield given | {"input_ids": self._ids((self.batch, counts[0]))}
 
     def _method(self, name: str) -> Any:
         modules: Iterable[Any] = getattr(self.model, "modules", list)()  # a function has no modules
@@ -245,18 +220,23 @@ class _Inputs:
     def _text(self) -> Arrays:
         return {"input_ids": self._ids((self.batch, self.length))} if "input_ids" in self.names else {}
 
-    def _features(self) -> Iterator[Arrays]:
-        for shape in self._sounds():
-            yield {"input_features": self._normal(*shape)}
-            for name in ("input_features_mask", "feature_attention_mask", "attention_mask"):
-                yield {"input_features": self._normal(*shape), name: np.ones((self.batch, shape[-1]), np.int64)}
 
-
-def _rows_of(features: Any) -> int:
+def _counts(features: Any, layout: Arrays, batch: int) -> list[int]:
+    """Return the number of feature vectors of each row. If the features are not divided, divide them in the proportion
+    of the patches."""
     for name in ("pooler_output", "last_hidden_state"):
         if getattr(features, name, None) is not None:
             features = getattr(features, name)
             break
-    if isinstance(features, list | tuple):
-        return sum(_rows_of(each) for each in features)
-    return features.numel() // features.shape[-1]
+    if isinstance(features, list | tuple) and len(features) % batch == 0:
+        counts = [each.numel() // each.shape[-1] for each in features]
+        each = len(counts) // batch
+        return [sum(counts[row * each : (row + 1) * each]) for row in range(batch)]
+    total = (
+        sum(each.numel() // each.shape[-1] for each in features)
+        if isinstance(features, list | tuple)
+        else (features.numel() // features.shape[-1])
+    )
+    grids = next((value for name, value in layout.items() if "grid" in name or name == "spatial_shapes"), None)
+    patches = np.ones(batch, int) if grids is None else grids.prod(axis=-1)
+    return [int(each) for each in total * patches // patches.sum()]

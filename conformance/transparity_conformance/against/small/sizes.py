@@ -42,12 +42,13 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
     tokens: dict[int, int] = {}
-    configs = list(configs_in(small, set()))
-    parts = [_Part(each, widths, tokens, keep) for each in configs]
+    images: dict[int, int] = {}
+    configs = list(configs_in(small, set()))[::-1]  # the size of an image in a part decides about tiles in the whole
+    parts = [_Part(each, widths, tokens, images, keep) for each in configs]
     if "ratios" in keep:
         factor = 2 ** int(math.log2(min((each.factor for each in parts if each.width), default=1)))
         widths = {width: width // factor for width in widths}
-        parts = [_Part(each, widths, tokens, keep) for each in configs]
+        parts = [_Part(each, widths, tokens, images, keep) for each in configs]
     default = next((each.factor for each in parts if each.width), Fraction(1))
     for part in parts:
         part.factor = part.factor if part.width else default
@@ -73,6 +74,7 @@ class _Part:
     Attributes:
         widths: a map from the widths in all configurations to small widths.
         tokens: a map from the ids of special tokens to ids in the small vocabulary.
+        images: a map from the sizes of images in all configurations to small sizes.
         heads: for each mixer, a map from the original numbers of heads to the small numbers.
         width: the width of the residual stream, or 0 if the configuration has none.
         unit: the divisor of head sizes.
@@ -80,9 +82,14 @@ class _Part:
     """
 
     def __init__(
-        self, config: PretrainedConfig, widths: dict[int, int], tokens: dict[int, int], keep: Sequence[str]
+        self,
+        config: PretrainedConfig,
+        widths: dict[int, int],
+        tokens: dict[int, int],
+        images: dict[int, int],
+        keep: Sequence[str],
     ) -> None:
-        self.config, self.widths, self.tokens, self.keep = config, widths, tokens, keep
+        self.config, self.widths, self.tokens, self.images, self.keep = config, widths, tokens, images, keep
         self.fields = fields_of(vars(config))
         layered = vars(config).get("_heterogeneity_spec")
         self.special: dict[int, dict[str, Any]] = layered.per_layer_overrides if layered else {}
@@ -206,7 +213,11 @@ class _Part:
                 return number if self._has_stages() else min(number, 4)
             case "image":
                 patch = max(sizes([*self._of("patch").values()]), default=4)
-                return min(number, 64 if self._has_stages() else 4 * min(patch, 4))
+                new = min(number, 64 if self._has_stages() else 4 * min(patch, 4))
+                return self.images.setdefault(number, new)
+            case "tiled":
+                image = next((each for each in self.images if number % each == 0), number)
+                return number // image * self.images.get(image, number)
             case "window":
                 return min(number, 2 if self._of("patch") and number < 64 else MOST["window"])
         return min(number, MOST.get(kind, number))

@@ -81,12 +81,18 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
 
     for length, batch in _sizes(sides.reference, source):
         if time.thread_time() - began > SECONDS:
-            left_out.append(length)
+            left_out.append(length if source.is_text else batch)
         else:
             call(length, batch)
     bisect(_calls(outcome), call)
-    for name, images in _larger_images(source).items():
-        judge(name, functools.partial(dict, images))
+    for sizes in _other_images(source):
+        before = [*refused]
+        for name, images in sizes.items():
+            tried = len(refused)
+            judge(name, functools.partial(dict, images))
+            refused[:] = before if len(refused) == tried else refused[: len(before) + 1]
+            if len(refused) == len(before):
+                break
     found = not_compared(*refused)
     found += not_compared(*failed) if outcome.wrong else CapabilityResult(untested=tuple(failed))
     if not outcome.answers:
@@ -94,20 +100,28 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     found += as_result(CLAIM, sides.explained(outcome))
     if outcome.wrong:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
-    compared = {length_of(each.inputs) for each in sides.called}  # includes the lengths of earlier comparisons
-    if left_out := [length for length in left_out if length not in compared]:
-        found += not_compared(f"texts of length {', '.join(map(str, left_out))}: left out, to limit the check's time")
+    # Earlier comparisons have called the port, too.
+    compared = {length_of(each.inputs) if source.is_text else len(each.actual) for each in sides.called}
+    if left_out := [number for number in left_out if number not in compared]:
+        what = "texts of length" if source.is_text else "batches of"
+        found += not_compared(f"{what} {', '.join(map(str, left_out))}: left out, to limit the check's time")
     return found
 
 
-def _larger_images(source: Source) -> dict[str, Inputs]:
+def _other_images(source: Source) -> Iterator[dict[str, Inputs]]:
+    """Yield wider images, then higher ones, of two sizes. The first size is odd, so that the model has to pad it."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
-    images = [name for name, value in one.items() if value.ndim == IMAGE]
-    return {
-        f"images twice as {says}": {**one, **{name: np.concatenate([one[name], other[name]], axis) for name in images}}
-        for says, axis in (("wide", -1), ("high", -2))
-        if images
-    }
+    images = {name: value for name, value in one.items() if value.ndim == IMAGE}
+    for axis in (-1, -2) if images else ():
+        sizes = dict[str, Inputs]()
+        for added in (lambda size: size // 2 + 1, lambda size: size):
+            larger = {
+                name: np.concatenate([value, other[name].take(range(added(value.shape[axis])), axis)], axis)
+                for name, value in images.items()
+            }
+            shape = " × ".join(map(str, next(iter(larger.values())).shape[1:]))
+            sizes[f"images of {shape}"] = {**one, **larger}
+        yield sizes
 
 
 def _calls(outcome: Outcome) -> list[Call]:
@@ -292,21 +306,23 @@ GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
 def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
     if reason := why_not(GENERATION.method, sides):
         return not_compared(f"{GENERATION.claim}: {reason}")
-    found, reasons = dict[str, Inputs](), []
-    for name, inputs in telling(probes).items():
-        if any("mask" in each and not value[:, -1].all() for each, value in inputs.items()):
+    found, reasons = dict[str, Inputs](), dict[str, str]()
+    for name, inputs in sorted(probes.items(), key=lambda each: not is_padded(each[1])):
+        if any("attention_mask" in each and not value[:, -1].all() for each, value in inputs.items()):
             continue  # no token can follow padding on the right
+        if not is_padded(inputs) and any(not is_padded(each) for each in found.values()):
+            break
         try:
             is_clear = _is_clear(sides.view(GENERATION), sides.reference, inputs)
         except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
-            reasons.append(f"{GENERATION.claim}: {name}: the reference raises {raised(error)}")
+            reasons.setdefault(f"the reference raises {raised(error)}", name)
             continue
         if is_clear:
             found[name] = inputs
         else:
-            reasons.append(f"{GENERATION.claim}: {name}: rounding can change the generated tokens")
+            reasons.setdefault("rounding can change the generated tokens", name)
     compared = compare_way(GENERATION, sides, found) if found else CapabilityResult()
-    return compared + not_compared(*reasons)
+    return compared + not_compared(*(f"{GENERATION.claim}: {name}: {reason}" for reason, name in reasons.items()))
 
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:

@@ -48,6 +48,10 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
         found = _judged(sides, expected, own, actual, name)
     except PortError as error:
         return failed(CLAIM, name, error)
+    unused = [each for each, value in own[0].items() if not value.any()]
+    if unused:
+        others = f" and {count(len(unused) - 1, 'further parameter')}" if unused[1:] else ""
+        found += not_compared(f"{unused[0]}{others}: without effect on the answer for {name}")
     return found + not_compared(
         *(f"{CLAIM} of {each}: no parameter of the port has this parameter's values" for each in unknown)
     )
@@ -109,7 +113,8 @@ def _judged(
     if not shares:
         return not_compared(f"{CLAIM}: not compared, because no parameter matches the reference's parameters")
     worst = max(shares, key=lambda name: shares[name])
-    claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
+    used = sum(own[0][name].any() for name in shares)
+    claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({count(used, 'parameter')}, {probe})")
     if shares[worst] <= 1:
         return CapabilityResult((claim,))
     wrong = [name for name in shares if shares[name] > 1]

@@ -148,6 +148,11 @@ def test_numbers_that_are_not_finite_have_to_be_the_same(other: float) -> None:
     assert report.verdict == ("agrees" if np.isnan(other) else "diverges")
 
 
-def test_further_outputs_are_not_compared() -> None:
-    report = check(Model(lambda x: (x, x.sum(1))), against=Model(lambda x: (x, x.mean(1))), inputs=INPUTS)
-    assert any("1 further array in the reference's result" in each for each in report.not_compared)
+def test_all_outputs_are_compared_if_the_port_returns_them() -> None:
+    theirs = Model(lambda x: {"logits": x, "pooled": x.mean(1)})
+    wrong, right, alone = Model(lambda x: (x, x.sum(1))), Model(lambda x: (x, x.mean(1))), Model(lambda x: x)
+    [fault] = check(wrong, against=theirs, inputs=INPUTS).faults
+    assert (fault.where, fault.probe.split(", ")[-1]) == ("forward.results: answer", "pooled")
+    assert check(right, against=theirs, inputs=INPUTS).verdict == "agrees"
+    left_out = check(alone, against=theirs, inputs=INPUTS).not_compared
+    assert "pooled: the port's result has no such array" in left_out

@@ -160,6 +160,7 @@ def test_images_beside_a_text_are_compared_in_every_way() -> None:
     assert {each.id for each in report.claims} == {
         "forward.arguments",
         "forward.reach",
+        "forward.results",
         "step",
         "generate",
         "loss",

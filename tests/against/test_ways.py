@@ -9,7 +9,8 @@ from tests.helpers import table
 
 from transparity_conformance import check
 from transparity_conformance.against.probes import Answer, Source
-from transparity_conformance.against.ways import catalogue
+from transparity_conformance.against.reference import Reference, RefusedError
+from transparity_conformance.against.ways import calls, catalogue
 from transparity_conformance.against.ways.calls import IGNORED, PROMPT, _requests, _with_labels
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Cause, Divergence, Report
@@ -66,6 +67,27 @@ def test_a_fault_that_a_forward_pass_does_not_show_is_told_with_its_line(kind: s
     line = next(number for number, text in enumerate(THEIRS.splitlines(), 1) if old in text)
     told = {each["line"] for fault in report.faults for each in (fault.source, fault.reference_source) if each}
     assert line in told or line + 1 in told, told
+
+
+def test_a_wrong_step_is_told_if_the_reference_refuses_a_shorter_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "up_to", lambda inputs, end: {"of_tomorrow": inputs["input_ids"]})
+    fault = FAULTS["the position of a step"]
+    report = checked(tmp_path, fault["old"], fault["new"])
+    assert [each.id for each in report.claims if each.verdict == "diverges"] == ["step"]
+
+
+def test_a_wrong_answer_of_a_reference_that_cannot_be_recorded_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise RefusedError("The reference theirs cannot be recorded.")
+
+    monkeypatch.setattr(Reference, "program", refuse)
+    report = checked(tmp_path, FAULTS["a length"]["old"], FAULTS["a length"]["new"])
+    assert report.verdict == "diverges"
+    assert any("no line was found: The reference theirs cannot be recorded" in each for each in report.notes)
 
 
 @pytest.mark.parametrize("kind", ["the position of a step", "a length", "a batch"])

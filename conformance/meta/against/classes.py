@@ -32,7 +32,8 @@ def classes() -> Iterator[tuple[str, str, str]]:
 
 def configured(model_type: str, name: str = "") -> Any:
     config: Any = transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
-    text, vision = (getattr(config, f"{part}_config", None) for part in ("text", "vision"))
+    text: Any = vars(config).get("text_config")
+    vision: Any = vars(config).get("vision_config")
     if hasattr(vision, "out_hidden_size") and hasattr(text, "hidden_size"):  # the default parts do not fit together
         vision.out_hidden_size = text.hidden_size
     return config

@@ -35,11 +35,11 @@ from transparity_conformance.against.references.weights import Paired, paired
 from transparity_conformance.against.ways import calls
 from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.gradients import compare_gradients
+from transparity_conformance.against.ways.results import compare_results
 from transparity_conformance.against.ways.way import Sides, compare_third
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.oracle.budgets import RULES
-from transparity_conformance.report.formatting import count
 from transparity_conformance.report.parts import Coverage
 from transparity_conformance.report.report import (
     EARLIER,
@@ -304,8 +304,6 @@ def _report(
     if given:
         reference.check(next(iter(given.values())))
     outcome = calls.explained_best(sides, sides.judged(given))
-    if reference.others:
-        left_out.append(f"{count(reference.others, 'further array')} in the reference's result")
     measured = [
         Measured("answer", each.probe, error, each.budget, error, each.budget)
         for each in outcome.answers
@@ -336,6 +334,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
 """The comparisons that draw new inputs, in the order in which they run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
+    "other results": compare_results,
     "small weights": calls.compare_small_weights,
     "generation": calls.compare_generation,
     "losses": calls.compare_losses,

@@ -14,7 +14,7 @@ from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.departures import Departure, Departures, changes_of, with_other_edits, without_edit
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.probes import Answer, most_telling
-from transparity_conformance.against.reference import Inputs, Reference, described, shares
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, described, shares
 from transparity_conformance.against.search import EditSearch
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
@@ -220,8 +220,17 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain one wrong answer, and confirm these edits on the other calls. If no edit explains a
-    difference, record the reference again with another implementation of its experts."""
+    """Find edits that explain one wrong answer, and confirm these edits on the other calls. A wrong answer stays wrong
+    if the reference cannot be recorded."""
+    try:
+        return _explained(reference, listen, outcome, clock, progress)
+    except RefusedError as error:
+        return dataclasses.replace(outcome, faults=[_unlocated(outcome)], notes=[f"no line was found: {error}"])
+
+
+def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
+    """Explain one wrong answer. If no edit explains a difference, record the reference again with another
+    implementation of its experts."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (*(Call(reference, listen, each) for each in (chosen, *rest)), *outcome.also)

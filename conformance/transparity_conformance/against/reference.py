@@ -27,7 +27,7 @@ from transparity_conformance.listening.program import (
 from transparity_conformance.listening.pytorch import dispatched
 from transparity_conformance.matching.values import HUGE, apart, largest, numbers_of
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
-from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, arrays_in, needs_targets, settings_of
+from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, needs_targets, settings_of
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -69,8 +69,6 @@ class Reference:
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
-        self.others = 0
-        """The number of arrays in the last result that are not compared."""
         self.call: Call = lambda model, inputs: model(**inputs)
         self._forget()
 
@@ -170,13 +168,20 @@ class Reference:
         try:
             with torch.no_grad():
                 returned = self.call(model, self.given(model, inputs))
-            answer, self.others = answer_in(returned), max(0, len(arrays_in(returned)) - 1)
+            answer = answer_in(returned)
         except Exception as error:  # the reference is the user's code
             raise RefusedError(
                 f"The reference {self.name} raised {describe_error(error)} on {described(inputs)}; give inputs "
                 "that the reference accepts, by the names of its arguments."
             ) from error
         return np.asarray(answer.detach().double().numpy())
+
+    def returned(self, inputs: Inputs) -> Any:
+        """Return the whole result of a call."""
+        import torch
+
+        with torch.no_grad():
+            return self.call(self.model, self.given(self.model, inputs))
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
         array, _ = arrays(model, "torch")

@@ -243,11 +243,15 @@ def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> di
     return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
 
 
-def arrays_in(returned: Any) -> list[Any]:
-    nested = list(returned.values()) if isinstance(returned, Mapping) else returned
-    if isinstance(nested, tuple | list):
-        return [array for each in nested for array in arrays_in(each)]
-    return [nested] if hasattr(nested, "shape") and hasattr(nested, "dtype") else []
+def arrays_in(returned: Any, name: str = "") -> dict[str, Any]:
+    """Return all arrays in a model's result by name; an item of a sequence has its number as its name."""
+    if hasattr(returned, "shape") and hasattr(returned, "dtype"):
+        return {name: returned}
+    named = returned._asdict() if hasattr(returned, "_asdict") else returned
+    items = named.items() if isinstance(named, Mapping) else enumerate(named) if isinstance(named, tuple | list) else ()
+    return {
+        key: array for place, each in items for key, array in arrays_in(each, f"{name}.{place}".lstrip(".")).items()
+    }
 
 
 def answer_in(returned: Any) -> Any:

@@ -15,7 +15,7 @@ from transparity_conformance.capabilities.port_calls import has_method, signatur
 from transparity_conformance.listening.backward import Backward, listen_backward
 from transparity_conformance.listening.operation import run
 from transparity_conformance.running.frameworks.modules import module_in
-from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
+from transparity_conformance.running.inputs import answer_in, arrays_in, is_instance, takes_of
 
 CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
 """Common names of the argument for a cache."""
@@ -116,6 +116,16 @@ def loss(model: Any, inputs: Tensors) -> Any:
     return found
 
 
+def results(model: Any, inputs: Tensors) -> dict[str, Any]:
+    return arrays_in(model(**inputs))
+
+
+def result(model: Any, name: str, place: str, inputs: Tensors) -> Any:
+    """Return the array `name` of a model's result, or the array at a place if the result is a sequence."""
+    found = results(model, inputs)
+    return found[name] if name in found else found[place]
+
+
 def generated(model: Any, count: int, inputs: Tensors) -> Any:
     """Generate `count` tokens greedily with the model's `generate`; return the prompt and the generated tokens."""
     takes = signature_of(model.generate)
@@ -178,6 +188,8 @@ def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any
 WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "in_steps": (in_steps, lambda model: bool(cache_name(model)) and not is_instance(model, "mlx.nn", "Module")),
     "loss": (loss, lambda model: LABELS in _names(model)),
+    "results": (results, lambda model: True),
+    "result": (result, lambda model: True),
     "generated": (generated, lambda model: has_method(model, "generate")),
     "gradients": (gradients, _is_trainable),
     "backward": (backward, _is_trainable),

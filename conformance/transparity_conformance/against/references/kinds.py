@@ -36,7 +36,7 @@ class TracedReference(Reference):
     """A callable in PyTorch, JAX or NumPy that takes its inputs as keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
-        self.name, self.model, self.dtype, self.others = name, model, dtype, 0
+        self.name, self.model, self.dtype = name, model, dtype
         self._forget()
         held = [array for _, array in arrays_of(model)]  # without arrays, the file's imports determine the framework
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
@@ -60,6 +60,9 @@ class TracedReference(Reference):
                 "return a deterministic function that keeps no state."
             )
         return answer, self.budget(inputs, answer, points)
+
+    def returned(self, inputs: Inputs) -> Any:
+        return call_port(self.forward, **inputs)
 
     def truth(self, inputs: Inputs) -> np.ndarray:
         program = self.program(inputs)

@@ -169,12 +169,14 @@ class _Inputs:
         media = [each for each in MEDIA if each.argument in self.names]
         working = {each: self._extracted(each) for each in media}
         firsts = {each: found for each in media if (found := next(working[each], None)) is not None}
+        if firsts:
+            yield from self._texts(firsts)
         ways = {each: [found, *working[each]] for each, found in firsts.items()}
         for several in itertools.product(*ways.values()) if len(ways) > 1 else ():
             yield from self._texts(dict(zip(ways, several, strict=True)))
-        for each, found in ways.items():
-            for way in found:
-                yield from self._texts({each: way})
+        for each, layouts in ways.items():
+            for layout in layouts:
+                yield from self._texts({each: layout})
 
     def _extracted(self, medium: Medium) -> Iterator[tuple[Arrays, list[int]]]:
         """Yield the layouts that the model accepts, with the number of feature vectors of each row."""

@@ -114,9 +114,9 @@ def _other_images(source: Source) -> Iterator[dict[str, Inputs]]:
     images = {name: value for name, value in one.items() if value.ndim == IMAGE}
     for axis in (-1, -2) if images else ():
         sizes = dict[str, Inputs]()
-        for added in (lambda size: size // 2 + 1, lambda size: size):
+        for part, more in ((2, 1), (1, 0)):
             larger = {
-                name: np.concatenate([value, other[name].take(range(added(value.shape[axis])), axis)], axis)
+                name: np.concatenate([value, other[name].take(range(value.shape[axis] // part + more), axis)], axis)
                 for name, value in images.items()
             }
             shape = " × ".join(map(str, next(iter(larger.values())).shape[1:]))
@@ -274,9 +274,10 @@ def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mappi
     length = min(LENGTH, longest)
     rows = padded(source.draw(length, 3, length), "left")
     inputs = without_mask(source.draw(length, 2, length))
-    prompt = PROMPT + max(length_of(inputs) - length, 0)  # with the placeholder tokens of images, which come first
     calls = {f"2 × {length}": inputs}
     singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
+    before = max(length_of(each) - length for each in singly.values())  # ends with the placeholder tokens of images
+    prompt = PROMPT + max(before, 0)
     yield _way(prompt, 1, "one at a time"), singly
     yield _way(prompt, CHUNK, f"{CHUNK} at a time"), calls
     for number in crossed(reference, longest - BEYOND):

@@ -113,7 +113,7 @@ def _judged(
     if not shares:
         return not_compared(f"{CLAIM}: not compared, because no parameter matches the reference's parameters")
     worst = max(shares, key=lambda name: shares[name])
-    used = sum(own[0][name].any() for name in shares)
+    used = sum(bool(own[0][name].any()) for name in shares)
     claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({count(used, 'parameter')}, {probe})")
     if shares[worst] <= 1:
         return CapabilityResult((claim,))

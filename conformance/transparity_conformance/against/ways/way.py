@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from transparity.errors import shown
 from transparity_conformance.against.compare import Outcome, explained, judged
 from transparity_conformance.against.probes import Answer, taken
-from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, call_port, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.judge import Progress
@@ -37,7 +38,7 @@ class Way:
     claim: str
     method: str = ""
     """The name of the call in `running.ways`; empty for the forward pass."""
-    settings: tuple[int, ...] = ()
+    settings: tuple[int | str, ...] = ()
     """The first arguments of the call."""
     says: str = ""
     """The settings in words, for the report."""
@@ -142,8 +143,9 @@ def compare_way(
         outcome = sides.judged(probes, way)
         if outcome.wrong and shorten is not None:
             worst = outcome.wrong[0]
-            short = sides.judged({worst.probe: shorten(worst)}, way)
-            outcome = short if short.wrong else outcome
+            with contextlib.suppress(RefusedError):  # the reference may refuse a text that ends in an image
+                short = sides.judged({worst.probe: shorten(worst)}, way)
+                outcome = short if short.wrong else outcome
         return as_result(way, sides.explained(outcome, way))
     except PortError as error:
         return failed(way.claim, way.says, error)

@@ -157,7 +157,7 @@ def source_of(model: Any) -> Source:
 
         return small.with_arguments(model, inputs)
 
-    return Source(functools.partial(_draw, model), longest, is_text, accepts, with_arguments)
+    return Source(functools.partial(_draw, model, {}), longest, is_text, accepts, with_arguments)
 
 
 def probes_of(source: Source) -> tuple[dict[str, Inputs], list[str]]:
@@ -232,11 +232,11 @@ def length_of(inputs: Inputs) -> int:
     return max((each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2), default=0)
 
 
-def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
+def _draw(model: Any, places: dict[str, int], length: int, batch: int, seed: int) -> Inputs:
     from transparity_conformance.against.small.inputs import example_inputs
 
     try:
-        inputs = example_inputs(model, length, batch, seed)
+        inputs = example_inputs(model, length, batch, seed, places)
     except Exception as error:
         raise RefusedError(
             f"No inputs of length {length} can be drawn for {type(model).__qualname__}: "

@@ -116,13 +116,14 @@ def arrays(model: Any, framework: str) -> tuple[Array, Context]:
         def tensor(value: np.ndarray) -> Any:
             if value.dtype.kind == "f":
                 return torch.from_numpy(np.array(value)).to(first)
-            return torch.from_numpy(np.array(value, np.int64)).to(first.device)
+            kind = bool if value.dtype.kind == "b" else np.int64
+            return torch.from_numpy(np.array(value, kind)).to(first.device)
 
         return tensor, torch.no_grad
     if framework in ("jax", "mlx"):
         module = importlib.import_module({"jax": "jax.numpy", "mlx": "mlx.core"}[framework])
         return lambda value: module.array(
-            value if value.dtype.kind == "f" else value.astype(np.int32)
+            value if value.dtype.kind in "fb" else value.astype(np.int32)
         ), contextlib.nullcontext
     return np.array, contextlib.nullcontext
 

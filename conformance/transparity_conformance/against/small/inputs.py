@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ Arrays = dict[str, np.ndarray]
 FIRST, LAST = 3, 111
 """The range of token ids."""
 
+LONG = 3000
+"""The number of frames in 30 seconds of sound, which some models require."""
+
 LEAD = 4
 """The number of tokens before the first placeholder token, so that padding on the left hides no placeholder."""
 
@@ -30,14 +34,19 @@ EDGE = 32
 MAIN = ("input_ids", *(each.argument for each in MEDIA), "input_values", "inputs")
 
 
-def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
+Places = dict[str, int]
+"""For each input that accompanies text, the number of the layout that a model accepts; -1 if it accepts none."""
+
+
+def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0, places: Places | None = None) -> Arrays:
     """Return random arrays that the model accepts, after trying several layouts; the main input comes first. A decoder
     with an encoder gets two tokens fewer than `length`. The last two tokens of the last row are padding if the model
-    takes a mask."""
+    takes a mask. Layouts in `places` are the only ones that are tried; layouts that the model accepts are added."""
     failure: Exception = TypeError(f"The {type(model).__name__} accepts none of {', '.join(MAIN)}")
-    made = _Inputs(model, length, batch, seed)
+    made = _Inputs(model, length, batch, seed, {} if places is None else places)
     for number, inputs in enumerate(made.candidates()):
         if (error := error_on(model, inputs)) is None:
+            made.places |= made.tried | dict.fromkeys(made.useless, -1)
             return {name: inputs[name] for name in sorted(inputs, key=lambda name: name != made.main)}
         failure = failure if number else error
     raise failure
@@ -83,10 +92,20 @@ def tensors(inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value) for name, value in inputs.items()}
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Images, videos or sounds that a model accepts, with the number of feature vectors of each row."""
+
+    number: int
+    arrays: Arrays
+    counts: list[int]
+
+
 class _Inputs:
-    def __init__(self, model: Any, length: int, batch: int, seed: int) -> None:
-        self.model, self.config, self.length, self.batch = model, model.config, length, batch
-        self.draw = np.random.default_rng(seed)
+    def __init__(self, model: Any, length: int, batch: int, seed: int, places: Places) -> None:
+        self.model, self.config, self.length, self.batch, self.seed = model, model.config, length, batch, seed
+        self.draw, self.places, self.tried = np.random.default_rng(seed), places, Places()
+        self.useless = set[str]()
         self.names = inspect.signature(getattr(model, "forward", model)).parameters
         values = [item for each in configs_in(self.config, set()) for item in vars(each).items()]
         self.special = {token for name, value in values if kind_of(name) == "token" for token in sizes(value)}
@@ -114,7 +133,7 @@ class _Inputs:
                 yield layout | self._text() | beside
                 yield layout | beside
         if self.main in ("input_features", "input_values", "inputs"):
-            for shape in self.layouts.sounds(self.main):
+            for shape in self.layouts.sounds(self.main, LONG):
                 yield {self.main: self.layouts.normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
@@ -164,46 +183,54 @@ class _Inputs:
         return found
 
     def _with_media(self) -> Iterator[Arrays]:
-        """Yield texts with images, videos and sounds, first with all of them, then with one of them. A text has one
-        placeholder token for each feature vector, or consists of one random token for each feature vector."""
+        """Yield texts with images, videos and sounds: with all of them, or with one of them, depending on the seed. A
+        text has one placeholder token for each feature vector, or consists of one random token for each feature
+        vector."""
         media = [each for each in MEDIA if each.argument in self.names]
-        working = {each: self._extracted(each) for each in media}
-        firsts = {each: found for each in media if (found := next(working[each], None)) is not None}
-        if firsts:
+        rest = {each: self._extracted(each) for each in media}
+        ways = {each: [found] for each in media if (found := next(rest[each], None)) is not None}
+        choices = [[*ways], *([each] for each in ways)][: len(ways) ** 2]
+        for place in range(len(choices)):
+            chosen = choices[(self.seed + place) % len(choices)]
+            firsts = {each: ways[each][0] for each in chosen}
             yield from self._texts(firsts)
-        ways = {each: [found, *working[each]] for each, found in firsts.items()}
-        for several in itertools.product(*ways.values()) if len(ways) > 1 else ():
-            yield from self._texts(dict(zip(ways, several, strict=True)))
-        for each, layouts in ways.items():
-            for layout in layouts:
-                yield from self._texts({each: layout})
+            for each in chosen:
+                ways[each] += rest[each]
+                for layout in ways[each][1:]:
+                    yield from self._texts({**firsts, each: layout})
+            self.useless |= {each.argument for each in chosen if len(chosen) == 1}
 
-    def _extracted(self, medium: Medium) -> Iterator[tuple[Arrays, list[int]]]:
-        """Yield the layouts that the model accepts, with the number of feature vectors of each row."""
-        if (extract := self._method(medium.method)) is None:
+    def _extracted(self, medium: Medium) -> Iterator[Layout]:
+        """Yield the layouts that the model accepts."""
+        known = self.places.get(medium.argument)
+        if (extract := self._method(medium.method)) is None or known == -1:
             return
-        takes = inspect.signature(extract).parameters
+        takes, place = inspect.signature(extract).parameters, -1
         passes_on = any(each.kind is each.VAR_KEYWORD for each in takes.values())
-        for layout in self.layouts.of(medium):
+        for number, layout in enumerate(self.layouts.of(medium)):
+            if known not in (None, number):
+                continue
             try:
+                given = {key: value for key, value in layout.items() if passes_on or key in takes}
                 with torch.no_grad():
-                    found = extract(
-                        **{key: value for key, value in tensors(layout).items() if passes_on or key in takes}
-                    )
-                yield layout, _counts(found, layout, self.batch)
+                    counts = _counts(extract(**tensors(given)), layout, self.batch)
             except Exception:  # noqa: BLE001 - the next layout is tried
                 continue
+            place = number
+            yield Layout(number, layout, counts)
+        self.useless |= {medium.argument} if place < 0 else set()
 
-    def _texts(self, found: Mapping[Medium, tuple[Arrays, list[int]]]) -> Iterator[Arrays]:
-        given = {name: value for layout, _ in found.values() for name, value in layout.items()}
+    def _texts(self, found: Mapping[Medium, Layout]) -> Iterator[Arrays]:
+        self.tried = {medium.argument: layout.number for medium, layout in found.items()}
+        given = {name: value for layout in found.values() for name, value in layout.arrays.items()}
         tokens = {medium: self._find(*medium.tokens) for medium in found}
         if all(token is not None for token in tokens.values()):
-            longest = max(sum(each) for each in zip(*(counts for _, counts in found.values()), strict=True))
+            longest = max(map(sum, zip(*(layout.counts for layout in found.values()), strict=True)))
             ids = self._ids((self.batch, LEAD + longest + len(found) - 1 + self.length))
             types = np.zeros_like(ids)
             ends = [LEAD] * self.batch
-            for medium, (_, counts) in found.items():
-                for row, count in enumerate(counts):
+            for medium, layout in found.items():
+                for row, count in enumerate(layout.counts):
                     span = slice(ends[row], ends[row] + count)
                     ids[row, span], types[row, span] = tokens[medium], medium.type
                     ends[row] += count + 1
@@ -211,7 +238,7 @@ class _Inputs:
             named |= {each: np.minimum(types, 1) for each in ("token_type_ids",) if each in self.names}
             yield {"input_ids": ids} | given | named | self._mask(ids.shape)
             yield {"input_ids": ids} | given | self._mask(ids.shape)
-        counts = next(iter(found.values()))[1]
+        counts = next(iter(found.values())).counts
         if len(found) == 1 and len({*counts}) == 1:
             yield given | {"input_ids": self._ids((self.batch, counts[0]))}
 

@@ -20,6 +20,7 @@ GRIDS = ((4, 8), (4, 4), (8, 4))
 """The patches (height, width) of the images in a batch. Images differ in size, and most are not square."""
 
 
+FRAMES = "num_frames_per_video"
 MERGED = ("image_merge_sizes", "video_merge_sizes")
 
 
@@ -99,7 +100,8 @@ class Layouts:
 
     def _videos(self) -> Iterator[Arrays]:
         yield from self._patches(2)
-        yield from self._patches(1)
+        for layout in self._patches(1):
+            yield layout | ({FRAMES: np.ones(self.batch, int)} if FRAMES in self.names else {})
         yield {"pixel_values": self.normal(self.batch, 2, self.channels, *self.size)}
 
     def _tiles(self, points: list[list[int]]) -> Arrays:
@@ -141,21 +143,28 @@ class Layouts:
             if {f"image_grid_{name}", f"video_grid_{name}"} & {*self.names}:
                 yield {"pixel_values": pixels, f"image_grid_{name}": grid} | sizes
 
-    def sounds(self, argument: str) -> Iterator[tuple[int, ...]]:
-        """Yield the possible shapes of an input of sounds."""
+    def sounds(self, argument: str, *frames: int) -> Iterator[tuple[int, ...]]:
+        """Yield the possible shapes of an input of sounds. With `frames`, also yield this number of frames, and raw
+        audio."""
         names = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim")
         bins = self.find(*names) or 80
-        frames = [2 * (self.find("max_source_positions") or 32), self.find("max_length") or 32, 64, 3000]
+        counts = [2 * (self.find("max_source_positions") or 32), self.find("max_length") or 32, 64, *frames]
         if argument in ("input_values", "inputs"):
             yield self.batch, SAMPLES
-        for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 4 * bins, 80)):
+        for count, features in itertools.product(dict.fromkeys(counts), (bins, 2 * bins, 4 * bins, 80, 128)):
             layouts = [(self.batch, features, count), (self.batch, count, features)]
             yield from layouts[::-1] if argument == "input_values" else layouts
-        yield self.batch, SAMPLES
-        yield self.batch, 1, SAMPLES
+        if frames:
+            yield self.batch, SAMPLES
+            yield self.batch, 1, SAMPLES
 
     def _features(self) -> Iterator[Arrays]:
+        masks = ("input_features_mask", "feature_attention_mask", "attention_mask")
         for shape in self.sounds("input_features"):
-            yield {"input_features": self.normal(*shape)}
-            for name in ("input_features_mask", "feature_attention_mask", "attention_mask"):
-                yield {"input_features": self.normal(*shape), name: np.ones((self.batch, shape[-1]), np.int64)}
+            sounds = {"input_features": self.normal(*shape)}
+            for name, length in itertools.product(masks, dict.fromkeys((shape[-1], shape[1]))):
+                mask = np.ones((self.batch, length), bool if name == masks[0] else np.int64)
+                shorter = mask.copy()
+                shorter[1:, length // 2 :] = 0
+                yield from (sounds | {name: each} for each in (shorter, mask) if name in self.names)
+            yield sounds

@@ -276,14 +276,19 @@ def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mappi
     inputs = without_mask(source.draw(length, 2, length))
     calls = {f"2 × {length}": inputs}
     singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
-    before = max(length_of(each) - length for each in singly.values())  # ends with the placeholder tokens of images
-    prompt = PROMPT + max(before, 0)
+    prompt = max(_first(each, length) for each in singly.values())
     yield _way(prompt, 1, "one at a time"), singly
     yield _way(prompt, CHUNK, f"{CHUNK} at a time"), calls
     for number in crossed(reference, longest - BEYOND):
         if number > length:
             inputs = without_mask(source.draw(number + BEYOND, 1, number))
-            yield _way(max(number - 1, prompt), 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
+            first = max(number - 1, _first(inputs, number + BEYOND))
+            yield _way(first, 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
+
+
+def _first(inputs: Inputs, length: int) -> int:
+    """Return the length of the prompt; it contains all placeholder tokens, which the text of `length` tokens lacks."""
+    return PROMPT + max(length_of(inputs) - length, 0)
 
 
 def _way(first: int, then: int, says: str) -> Way:

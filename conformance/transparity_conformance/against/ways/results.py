@@ -29,6 +29,7 @@ def compare_results(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityRes
         return found
     if reason := why_not("results", sides):
         return not_compared(f"{count(len(others), 'further array')} in the reference's result: {reason}")
+    names = {probe: arrays_in(sides.reference.returned(each)).keys() for probe, each in telling(probes).items()}
     try:
         actual = ask(sides.forward, "results", **inputs)
     except PortError as error:
@@ -40,5 +41,6 @@ def compare_results(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityRes
         elif tuple(array.shape) != tuple(expected.shape):
             found += not_compared(f"{each}: the port's result has an array of another shape at this place")
         else:
-            found += compare_way(Way(CLAIM, "result", (each, places[each]), each), sides, telling(probes))
+            having = {probe: inputs for probe, inputs in telling(probes).items() if each in names[probe]}
+            found += compare_way(Way(CLAIM, "result", (each, places[each]), each), sides, having)
     return found

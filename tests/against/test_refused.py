@@ -156,3 +156,13 @@ def test_all_outputs_are_compared_if_the_port_returns_them() -> None:
     assert check(right, against=theirs, inputs=INPUTS).verdict == "agrees"
     left_out = check(alone, against=theirs, inputs=INPUTS).not_compared
     assert "pooled: the port's result has no such array" in left_out
+
+
+class Masked(Model):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.where(mask, self.map(x), x)  # takes no mask of integers
+
+
+def test_boolean_inputs_stay_boolean() -> None:
+    inputs = [{"x": np.ones((2, 8), np.float32), "mask": np.arange(16).reshape(2, 8) % 3 > 0}]
+    assert check(Masked(same), against=Masked(same), inputs=inputs).verdict == "agrees"

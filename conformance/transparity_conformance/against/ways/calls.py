@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -85,14 +85,8 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         else:
             call(length, batch)
     bisect(_calls(outcome), call)
-    for sizes in _other_images(source):
-        before = [*refused]
-        for name, images in sizes.items():
-            tried = len(refused)
-            judge(name, functools.partial(dict, images))
-            refused[:] = before if len(refused) == tried else refused[: len(before) + 1]
-            if len(refused) == len(before):
-                break
+    for name, images in _other_images(sides.reference, source):
+        judge(name, images.copy)
     found = not_compared(*refused)
     found += not_compared(*failed) if outcome.wrong else CapabilityResult(untested=tuple(failed))
     if not outcome.answers:
@@ -100,28 +94,32 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     found += as_result(CLAIM, sides.explained(outcome))
     if outcome.wrong:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
-    # Earlier comparisons have called the port, too.
+    return found + _left_out(left_out, sides, source)
+
+
+def _left_out(sizes: Sequence[int], sides: Sides, source: Source) -> CapabilityResult:
+    """Return a message about the lengths or batches that no comparison has used."""
     compared = {length_of(each.inputs) if source.is_text else len(each.actual) for each in sides.called}
-    if left_out := [number for number in left_out if number not in compared]:
-        what = "texts of length" if source.is_text else "batches of"
-        found += not_compared(f"{what} {', '.join(map(str, left_out))}: left out, to limit the check's time")
-    return found
+    numbers = ", ".join(str(size) for size in sizes if size not in compared)
+    what = "texts of length" if source.is_text else "batches of"
+    return not_compared(*[f"{what} {numbers}: left out, to limit the check's time"] * bool(numbers))
 
 
-def _other_images(source: Source) -> Iterator[dict[str, Inputs]]:
-    """Yield wider images, then higher ones, of two sizes. The first size is odd, so that the model has to pad it."""
+def _other_images(reference: Reference, source: Source) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield wider images, then higher ones. Prefer an odd size, which some models pad; if the reference refuses it,
+    double the size."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
     images = {name: value for name, value in one.items() if value.ndim == IMAGE}
     for axis in (-1, -2) if images else ():
-        sizes = dict[str, Inputs]()
         for part, more in ((2, 1), (1, 0)):
             larger = {
                 name: np.concatenate([value, other[name].take(range(value.shape[axis] // part + more), axis)], axis)
                 for name, value in images.items()
             }
-            shape = " × ".join(map(str, next(iter(larger.values())).shape[1:]))
-            sizes[f"images of {shape}"] = {**one, **larger}
-        yield sizes
+            with contextlib.suppress(RefusedError):
+                reference.near({**one, **larger})
+                break
+        yield f"images of {' × '.join(map(str, next(iter(larger.values())).shape[1:]))}", {**one, **larger}
 
 
 def _calls(outcome: Outcome) -> list[Call]:

@@ -161,6 +161,7 @@ def test_images_beside_a_text_are_compared_in_every_way() -> None:
         "forward.arguments",
         "forward.reach",
         "forward.results",
+        "forward.small_weights",
         "step",
         "generate",
         "loss",

@@ -69,6 +69,11 @@ def test_a_fault_that_a_forward_pass_does_not_show_is_told_with_its_line(kind: s
     assert line in told or line + 1 in told, told
 
 
+def test_small_weights_show_a_wrong_epsilon_of_a_module(tmp_path: Path) -> None:
+    report = checked(tmp_path, "nn.LayerNorm(16)", "nn.LayerNorm(16, eps=6e-6)")
+    assert [each.id for each in report.claims if each.verdict == "diverges"] == ["forward.small_weights"]
+
+
 def test_a_wrong_step_is_told_if_the_reference_refuses_a_shorter_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +101,7 @@ def test_without_a_configuration_other_sizes_and_steps_show_a_fault(kind: str, t
     assert [each.id for each in report.claims if each.verdict == "diverges"] == [FAULTS[kind]["claim"]]
 
 
-WAYS = ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]
+WAYS = ["forward.reach", "step", "forward.small_weights", "generate", "loss", "gradients", "repeats"]
 
 
 def test_without_a_configuration_a_right_copy_agrees_up_to_the_longest_text(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from transparity_conformance.against.probes import (
     taken,
     undrawn,
 )
-from transparity_conformance.against.reference import Inputs, Reference, RefusedError, copied
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, copied, shrink
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
 from transparity_conformance.against.ways import calls
@@ -103,7 +103,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         else:
             source, (probes, refused) = None, (read_inputs(asked.inputs), [])
         port = FilledPort(make, reference, folder, probes)
-        small = functools.partial(_small, asked, port, progress) if asked.config is not None else None
+        small = functools.partial(_small, asked, port, progress) if _can_shrink(asked, port) else None
         sides = Sides(reference, port, asked.budget, progress, small)
         report, answers = _report(sides, probes, source, asked)
         report = dataclasses.replace(
@@ -215,11 +215,24 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
         yield reference, folder
 
 
+def _can_shrink(asked: Request, port: FilledPort) -> bool:
+    """Return whether the checker gives the weights to both implementations."""
+    return asked.config is not None or (port.folder is None and is_instance(port.reference.model, "torch.nn", "Module"))
+
+
 @contextlib.contextmanager
 def _small(asked: Request, port: FilledPort, progress: Progress) -> Iterator[Sides]:
     """Yield both implementations with small weights."""
-    from transparity_conformance.against.small.build import shrink
-
+    if port.folder is None:
+        reference = reference_of(port.reference.name, shrink(copied(port.reference.model)), asked.dtype)
+        make = port.make
+        if is_instance(asked.port, "torch.nn", "Module") and filled_by_name(
+            own := copied(asked.port), reference.weights
+        ):
+            make = functools.partial(_made_here, dataclasses.replace(asked, port=own))
+        filled = dataclasses.replace(port, make=make, reference=reference)
+        yield Sides(reference, filled, asked.budget, progress)
+        return
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         model: Any = shrink(from_transformers(port.folder))
         model.save_pretrained(root)

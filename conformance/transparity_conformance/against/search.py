@@ -59,7 +59,7 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits)
 LAG = 2
 """The search tries the edits in `LATER` this number of rounds after the edits in `SIMPLE`. If an explanation is not
 final, the search stops after the same number of further rounds. If the answers still differ, the search first looks for
-two segments in the opposite order: the later segment may end several rounds away."""
+two segments whose opposite order explains the answer: the later segment may end several rounds away."""
 
 RANK_OF_FITTED = 3
 """The search looks for a simpler edit after an explanation of at least this rank."""
@@ -141,9 +141,11 @@ class EditSearch:
         with contextlib.suppress(OutOfTime), float64_defaults():
             further = 0
             for tried in self._rounds(now, port, steps):
-                for steps_of, makers in tried if further <= LAG else [(tried[0][0], (exchanges,))]:
+                is_late = further > LAG
+                for steps_of, makers in [(tried[0][0], (exchanges,))] if is_late else tried:
                     for edit, number in self._shown(now, lost, context, steps_of, makers):
-                        best += self._explaining(edit, number, now, port)
+                        explaining = self._explaining(edit, number, now, port)
+                        best += (each for each in explaining if each.after.agrees or not is_late)
                 further += not all(each.is_denied for each in best)
                 first = min(best, key=lambda each: each.key, default=None)
                 if first and (first.is_final or further > (LAG if first.after.agrees else 2 * LONGEST)):

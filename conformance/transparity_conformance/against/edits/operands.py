@@ -26,6 +26,7 @@ from transparity_conformance.against.edits.edit import (
     short,
 )
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
+from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
@@ -81,6 +82,8 @@ def _with_operand(at: At, place: int, other: Other) -> Iterator[Edit]:
         yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank=3, view_of=place)
         return
     names = origin(program, yours), origin(program, theirs)
+    if names[0] == names[1]:  # both are views of the same line
+        names = origin(program, behind_views(program, yours)), origin(program, behind_views(program, theirs))
     says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
     swap = f"swaps {names[1]} and {names[0]}"
     if names[0] == names[1]:  # both are results of the same line
@@ -122,11 +125,16 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return an edit that swaps two results of equal shape in all steps that read these results."""
+    """Return an edit that swaps two results of equal shape in all steps that read these results. A result that is
+    computed from the other cannot be swapped."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
     step = program.steps[maker[index]]
+    first, last = sorted((step.number, other.step.number))
+    before = ancestors([last], lambda each: [number for number in program.makers(each) if number >= first])
+    if first < last and first in before:
+        return ()
     one = Other(step, output=step.outputs.index(index))
     return (Edit("exchanged", says, functools.partial(_swapping, one=one, other=other), is_everywhere=True),)
 

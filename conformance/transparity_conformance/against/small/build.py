@@ -144,21 +144,6 @@ def draw(model: torch.nn.Module, seed: int) -> None:
                 buffer.copy_(buffer * noise.exp() if is_signed else buffer.nan_to_num() + noise)
 
 
-SMALL = 0.01
-"""The factor of small weights. The mean square in a norm is then about 1e-4, so that an epsilon of 1e-6 changes the
-result by 0.5 %. With weights of the usual size, rounding hides this change."""
-
-
-def shrink(model: torch.nn.Module) -> torch.nn.Module:
-    """Multiply each learned parameter by `SMALL`, except a parameter whose mean exceeds its standard deviation, such as
-    a norm's weight near 1."""
-    with torch.no_grad():
-        for each in model.parameters():
-            if each.requires_grad and each.numel() > 1 and each.mean().abs() < each.std():
-                each.mul_(SMALL)
-    return model
-
-
 def _is_constant(tensor: torch.Tensor) -> bool:
     """Return whether all elements are equal, or all are NaN, which marks uninitialized memory."""
     if tensor.numel() == 0 or tensor.isinf().any():

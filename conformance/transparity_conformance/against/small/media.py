@@ -159,7 +159,7 @@ class Layouts:
             yield self.batch, 1, SAMPLES
 
     def _features(self) -> Iterator[Arrays]:
-        masks = ("input_features_mask", "feature_attention_mask", "attention_mask")
+        masks = ("input_features_mask", "feature_attention_mask")
         for shape in self.sounds("input_features"):
             sounds = {"input_features": self.normal(*shape)}
             for name, length in itertools.product(masks, dict.fromkeys((shape[-1], shape[1]))):

@@ -57,7 +57,7 @@ class Sides:
     """The time limit of the search in seconds; None to limit only the amount of work."""
     progress: Progress
     small: Callable[[], AbstractContextManager[Sides]] | None = None
-    """A function that builds both implementations with small weights; None if the user's files contain the weights."""
+    """A function that builds both implementations with small weights; None if the checker cannot choose the weights."""
     called: list[Answer] = field(default_factory=list)
     views: dict[Way, Reference] = field(default_factory=dict)
 

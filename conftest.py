@@ -92,8 +92,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exempt imported modules from garbage collection, which would visit all objects of three frameworks each time.
-    Collect the other objects rarely."""
+    """Exempt all imported modules from garbage collection, which would visit the objects of three frameworks in each
+    run. Collect objects that tests create rarely."""
     gc.disable()
     collected = yield
     gc.freeze()

@@ -142,8 +142,7 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 def published_lines() -> dict[str, tuple[str, str]]:
     """Return, for each cause, a description of a file outside of the columns, and the diff of a bug in this file.
-    Bugs in published code are preferred to bugs in the independent port, and bugs with this cause first and with one
-    change to others."""
+    Prefer bugs in published code, then bugs whose first cause is this cause, then bugs with one change."""
     found: dict[str, tuple[Any, ...]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})

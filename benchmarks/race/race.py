@@ -85,8 +85,8 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
             left -= needed
             fits.append(candidate)
         else:
-            sizes = f"it needs about {needed / 1e9:.3g} GB, but only {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
-            reason = f"does not fit into memory: {sizes}; choose fewer with -k"
+            sizes = f"{needed / 1e9:.3g} GB are needed, and {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
+            reason = f"does not fit into memory: {sizes}; choose fewer candidates with -k"
             too_large.append(Result(candidate, workload, failed=reason))
     return fits, too_large
 
@@ -156,7 +156,7 @@ def refusal(held: dict[str, float] | None) -> str:
     if held["share"] <= 1:
         return ""
     if held["error"] == float("inf"):
-        return "refused: the result has another shape or precision"
+        return "refused: the result does not have the expected shape and precision"
     return f"refused: the result differs by {held['error']:.3g}, beyond the budget of {held['budget']:.3g}"
 
 

@@ -191,7 +191,7 @@ def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need()
     assert names[limits + len(ours) :] == ["blog-style", "blog-style, compiled", "hand-written JAX", "NumPy, einsum"]
     assert {candidate.name for candidate in able} == {*names, *(result.candidate.name for result in too_large)}
     needed, left = f"{workload.memory / 1e9:.3g}", f"{0.5 * workload.memory / 1e9:.3g}"
-    says = f"does not fit into memory: it needs about {needed} GB, but only {left} of {memory / 1e9:.3g} GB are left"
+    says = f"does not fit into memory: {needed} GB are needed, and {left} of {memory / 1e9:.3g} GB are left"
     assert all(result.failed.startswith(says) for result in too_large)
     assert fitting(able, workload, 1e15)[1] == []
 

@@ -97,7 +97,7 @@ def with_fields(**fields: Any) -> Build:
 
 
 def refusing(what: str) -> Build:
-    """Return a port that refuses sizes other than 24 features and 3 heads in its build or in calls, as `what` says."""
+    """Return a port for 24 features and 3 heads; for other sizes, its build or its calls raise, as `what` says."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         fits = config.embed_dim == 24 and config.num_heads == 3

@@ -2,8 +2,8 @@
 
 A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter is a placeholder for one
 expression, which `HOLES` restricts. As a method's name, a capital letter matches any name. `...` as a call's last
-argument matches the remaining arguments. Every rewritten file is run, so a row may match too much.
-"""
+argument matches the remaining arguments. A row may also match code that it does not fit, because every rewritten file
+is run and judged by its outputs."""
 
 import ast
 import copy
@@ -59,7 +59,7 @@ class Site:
         return found
 
     def alike(self, node: ast.AST) -> list[str]:
-        """Return other variables of the same function, or other attributes of the module."""
+        """Return the other variables of the function that contains `node`, or the module's other attributes."""
         names = self.names.get(self.function(node), {})
         return [name for name, other in names.items() if type(other) is type(node) and name != ast.unparse(node)]
 

@@ -1,4 +1,4 @@
-"""Rules with which people judge a port by the logits of one text, and the scores of an exam."""
+"""Common rules, which judge a port by the logits of one text, and the scores of these rules and of the checker."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Check the code with one bug in this process, and judge the port by common rules, too."""
+"""Check code with one bug in this process, and apply the common rules to its logits."""
 
 import contextlib
 import dataclasses

@@ -66,7 +66,7 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Return the first answer or claim whose result differs with a mutant of the entry; empty if none does."""
+    """Return the first answer or claim that a mutant of the entry changes; empty if no mutant changes any."""
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 

@@ -22,7 +22,8 @@ class PoolError(ValueError):
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table. Top-level fields are defaults; the top-level `config` is merged into each row's."""
+    """Return the rows of a table. Top-level fields are defaults of each row; the top-level `config` is merged with the
+    row's `config`."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
         name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)

@@ -139,7 +139,8 @@ def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
 
 
 def is_right(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether the error of the float32 logits is within the oracle's budget; do not use the checker."""
+    """Return whether the float32 logits are within the oracle's budget on every probe. The checker takes no part in
+    this comparison."""
     found = logits_with(case, bugs, "float32")
     for name, probe in probes_called(case).items():
         expected = probe.oracle.expected["logits"]

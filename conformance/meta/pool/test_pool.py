@@ -36,7 +36,8 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Draw rows with configurations. A row's id seeds its draws, so that a new row changes no other draws."""
+    """Draw `count` rows, each with a configuration. A row's id seeds its draws, so a new row does not change the draws
+    of other rows."""
     draws = sorted((random.Random(bug.id).random(), bug.id, bug) for bug in rows)[:count]
     return [
         (random.Random(name).choice([case for case in CASES if bug.runs_in(CASES[case])]), bug)

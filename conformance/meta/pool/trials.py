@@ -88,7 +88,8 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return bugs named by the first report, bugs named after fixes, which lines are right, and false causes."""
+        """Return the bugs that the first report names, the bugs named after fixes, whether each reported line is right,
+        and the false causes."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -152,7 +153,7 @@ def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
 
 
 def is_everywhere(bug: Bug) -> bool:
-    """Return whether the bug changes nearly every tap, or makes every call different."""
+    """Return whether the bug changes nearly every tap (low precision), or every call gives another answer (dropout)."""
     return bool({"dropout-active", "low-precision"} & set(bug.causes))
 
 

@@ -28,7 +28,8 @@ COLUMNS = {
     "JAX": "backends/transparity_flax",
 }
 EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(encoding="utf-8"))
-"""The main function of a page, and its equation. Pages that are not listed show public functions first."""
+"""The main function of each page, and the function's equation, by page. A page without an entry shows public functions
+first."""
 
 CLAIMS: dict[str, str] = EQUATIONS.pop("claims")
 """The claims of docs/agreement.json on a page; other pages show the claims whose names start with the file's name."""

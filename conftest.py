@@ -118,7 +118,7 @@ LONG_CLAIMS = (
     *(f"families.taps_and_logits-flax-{dtype}-" for dtype in ("float64", "bfloat16", "float16")),
     *("decoding.every_chunking-flax-", "sharding.ten_steps-", "sharding.greedy_generation-"),
 )
-"""Parts of the names of claims that are long tests. For most long claims, a shorter claim makes a part of the same
+"""Parts of the names of claims that are long tests. For most long claims, a shorter claim makes some of the
 comparisons. Claims about `torch.compile` and about JAX without compilation have no shorter claim."""
 
 PARTS = ("layers.decoder_layer", "layers.encoder_layer", "feed_forward.module", "attention.function")

@@ -81,7 +81,8 @@ def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def oracle_of(workload: Workload, root: Path | None = None) -> Path:
-    """Return the folder with a workload's oracle. The code of this checkout or of `root` computes missing oracles."""
+    """Return the folder with a workload's oracle. The code of `root`, by default this checkout, computes a missing
+    oracle."""
     digest = digest_of(workload, root or ROOT)
     if root is None:
         return kept(f"{workload.name}-{digest}", lambda folder: write_oracle(folder, workload))

@@ -85,7 +85,7 @@ def sentences() -> dict[str, list[str]]:
 
 
 def places() -> dict[str, set[str]]:
-    """Return the activations at which each cause may occur, without the numbers of layers."""
+    """Return the activations at which each cause may occur, without layer numbers in the names."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for site, fault in of_the_forward_pass():
         if site:

@@ -28,7 +28,7 @@ class Limit:
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """Time all products; return the time in which the fastest one would do `WORK` FLOPs, or read `WORK` bytes."""
+        """Time all products. Return the time that the fastest product would take for `WORK` FLOPs or bytes."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 

@@ -96,7 +96,8 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A rotation in the wrong direction, and a correct change: the port scales the queries instead of the scores."""
+"""The ids of a fault (a rotation in the wrong direction) and of a correct change (scaled queries instead of scaled
+scores)."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])

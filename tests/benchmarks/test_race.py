@@ -77,7 +77,7 @@ def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.Monk
         (None, "refused: the result was not compared"),
         ({"error": 2.0, "budget": 1.0, "share": 2.0}, "refused: the result differs by 2"),
         ({"error": float("nan"), "budget": 1.0, "share": float("nan")}, "refused: the result differs by nan"),
-        ({"error": float("inf"), "budget": 1.0, "share": float("inf")}, "refused: the result has another shape"),
+        ({"error": float("inf"), "budget": 1.0, "share": float("inf")}, "refused: the result does not have"),
         ({"error": 1.0, "budget": 1.0, "share": 1.0}, ""),
     ],
 )
@@ -197,7 +197,8 @@ def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need()
 
 
 def result(name: str, kind: str, seconds: float, *, ours: bool = False) -> Result:
-    """Return three rounds of one candidate; the second round takes twice as long, like noise that slows all."""
+    """Return three rounds of one candidate; the second round takes twice as long, as if other programs slowed all
+    candidates."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
     rounds = {turn: seconds * (2 if turn == 1 else 1) for turn in range(3)}
     ready: dict[str, Any] = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}

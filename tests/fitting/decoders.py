@@ -45,7 +45,7 @@ def mistaken(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class GPT(Decoder):
-    """A GPT that has a tied head and a mask in a buffer, and returns a pair."""
+    """A GPT with a tied head and a mask in a buffer; `forward` returns the logits and None."""
 
     def __init__(self, **changes: Any) -> None:
         of_gpt = {"act": style("nanogpt").act, "is_tied": True, "attend": masked, "also": {"attn.bias": causal_buffer}}

@@ -81,7 +81,7 @@ def batch(tokens: Arrays) -> int:
 
 
 def in_integers(dtype: Any) -> Build:
-    """Return a port that converts tokens to another integer type."""
+    """Return a port that converts tokens to the integer type `dtype`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward, size = numpy_build(config, parameters), config.vocab_size

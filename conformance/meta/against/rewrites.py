@@ -2,8 +2,8 @@
 
 A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter is a placeholder for one
 expression, which `HOLES` restricts. As a method's name, a capital letter matches any name. `...` as a call's last
-argument matches the remaining arguments. A row may also match code that it does not fit, because every rewritten file
-is run and judged by its outputs."""
+argument matches the remaining arguments. A row may match too much code, because every rewritten file is run, and its
+outputs decide whether the rewrite is a mistake."""
 
 import ast
 import copy
@@ -160,7 +160,7 @@ NUMBERS = {0: 1, 1: 2, 2: 3, 3: 2, 0.5: 1.0}
 
 
 def number(site: Site, node: ast.AST) -> Rewrites:
-    """Replace a number in a formula."""
+    """Replace a number in a formula by another number."""
     parent = site.parents.get(node)
     if not isinstance(parent, ast.BinOp | ast.Call):
         return

@@ -63,7 +63,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def forget(bug: Bug) -> None:
-    """Remove the changed file, and all modules that import names from it, from `sys.modules`."""
+    """Remove from `sys.modules` the module of the changed file, and all modules that import names from this module."""
     package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
     if not bug.file.startswith("transformers/models/"):  # no other module imports names from a model's file

@@ -29,7 +29,8 @@ Port = Callable[..., Any]
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the changed file, and let imports find it. Return its path; raise if the original is already imported."""
+    """Write the changed file into `folder`, let imports find this file, and return its path. Raise if the original is
+    already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")

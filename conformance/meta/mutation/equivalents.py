@@ -1,9 +1,8 @@
 """The pool `equivalents`: mutated lines of the columns that do not change results.
 
 `equivalents.toml` lists these lines with the reason. On every preset, a mutated column must return the same taps,
-logits, losses, gradients, generated tokens and beams as the original column. The claims about the file must also be
-true.
-"""
+logits, losses, gradients, generated tokens and beams as the original column. The claims about the mutated file must
+also hold."""
 
 import argparse
 import functools

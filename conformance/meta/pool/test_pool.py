@@ -91,7 +91,6 @@ def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
 
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
-    """Use the oracle instead of the checker, because the checker rightly rejects a control that is wrong."""
     assert is_right(case, (bug,))
 
 

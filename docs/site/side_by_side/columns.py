@@ -70,7 +70,8 @@ def _source(folder: str, subject: str) -> str:
 
 
 def _all_names(subject: str) -> list[str]:
-    """Return the names in a file of all columns: the main function, functions that it calls, others, private names."""
+    """Return the names in a file of all columns: the main function, its callees, other public names, then private
+    names."""
     names = dict.fromkeys(name for column in _definitions(subject) for name in column)
     shown = _called(subject, main) if (main := _main(subject)) else set()
     return sorted(names, key=lambda name: (name != main, name not in shown, name.startswith("_") or "." in name))

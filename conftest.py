@@ -175,7 +175,8 @@ ROWS = (
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
-"""Tests whose cases have separate durations, as claims have; for all other tests, the mean of the cases is recorded."""
+"""Tests with a separate duration for each case. Claims also have one for each case; all other tests have the mean of
+their cases."""
 
 
 def name_of(nodeid: str) -> tuple[str, str]:

@@ -167,7 +167,7 @@ def _text_around(file: str, old: str) -> str:
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield causes of loaders, conversions and ranks, with a description of the file and the diff. If a
+    """Yield the causes of loaders, conversions and ranks, each with a description of the wrong file and the diff. If a
     cause occurs twice, the last diff counts."""
     text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
     sharded = {

@@ -70,7 +70,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """Return a product in oneDNN; the right matrix is packed into oneDNN's layout beforehand."""
+    """Return a run of oneDNN's product; the right matrix is packed into oneDNN's layout before the run."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

@@ -1,8 +1,8 @@
-"""The pool `equivalents`: mutated lines of the columns that do not change results.
+"""The pool `equivalents`: mutations of the columns that do not change results.
 
-`equivalents.toml` lists these lines with the reason. On every preset, a mutated column must return the same taps,
-logits, losses, gradients, generated tokens and beams as the original column. The claims about the mutated file must
-also hold."""
+`equivalents.toml` lists the mutated lines, each with the reason. On every preset, a mutated column must return the same
+taps, logits, losses, gradients, generated tokens and beams as the original column. The claims about the mutated file
+must also hold."""
 
 import argparse
 import functools

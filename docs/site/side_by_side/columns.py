@@ -99,8 +99,9 @@ def _page(subject: str, shown: Columns) -> str:
 
 
 def _section(subject: str, name: str, shown: Columns) -> str:
-    """Return a section about a definition: heading, docstring, shapes, and rows of statements. Blocks of values are
-    open in a page's main function. Functions that the main function does not call are folded."""
+    """Return a section about a definition: heading, docstring, shapes, and rows of statements. In the section of the
+    page's main function, blocks of values are open. Sections of functions that the main function does not call are
+    folded."""
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
     listed = [definition.statements if definition else () for definition in found]

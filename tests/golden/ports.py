@@ -168,8 +168,7 @@ def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., A
 
 
 def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
-    """Return wrong logits in the call after inputs of 11 tokens and of 1 token, as if a buffer kept the longer
-    input."""
+    """Return wrong logits in the call after inputs of 11 and 1 tokens, as if a buffer kept the longer input."""
     (given,) = tokens.values()
     lengths = state["lengths"] = [*state.get("lengths", []), given.shape[1]]
     return forward(**tokens) * (1.001 if lengths[-3:-1] == [11, 1] else 1)

@@ -175,8 +175,8 @@ ROWS = (
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
-"""Tests with a separate duration for each case. Claims also have one for each case; all other tests have the mean of
-their cases."""
+"""Tests with a separate duration for each case. Claims also have separate durations; for all other tests, the mean of
+the cases is recorded."""
 
 
 def name_of(nodeid: str) -> tuple[str, str]:

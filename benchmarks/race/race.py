@@ -92,7 +92,8 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
 
 
 def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return limits first, then our implementations, then the first peer of each kind, the second peers, and so on."""
+    """Return the candidates in this order: limits, our implementations, the first peer of each kind, the second peer of
+    each kind, and so on."""
     turns: Counter[str] = Counter()
     order = []
     for candidate in candidates:

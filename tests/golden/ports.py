@@ -175,7 +175,7 @@ def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **t
 
 
 def adds_up(state: dict[Any, Any], method: Callable[..., Any], *args: Any, **tokens: Any) -> Any:
-    """Add the gradients of earlier calls on the same tokens."""
+    """Return gradients that include the gradients of earlier calls on the same tokens."""
     loss, gradients = method(*args, **tokens)
     key = next(iter(tokens.values())).tobytes()
     kept = state.setdefault(key, {name: np.zeros_like(value) for name, value in gradients.items()})

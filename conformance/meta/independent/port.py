@@ -58,7 +58,7 @@ class Port(Model):
     def step(
         self, ids: Any, cache: Any = None, *, source: Any = None, attention_mask: Any = None
     ) -> tuple[Tensor, Cache]:
-        """Return the logits of the next tokens, and a new cache; the old one stays unchanged."""
+        """Return the logits of the next tokens, and a new cache; the given cache stays unchanged."""
         with torch.no_grad():
             ids = tokens(ids)
             mask = None if attention_mask is None else tokens(attention_mask)

@@ -63,7 +63,7 @@ class Trial:
         return f"{self.case}, {self.view}{further}: {' and '.join(map(str, self.bugs))}"
 
     def acts(self) -> bool:
-        """Return whether every bug changes the float64 logits; True for correct ports and capabilities."""
+        """Return whether every bug changes the float64 logits; True for correct ports, and for bugs of capabilities."""
         return self.kind in ("control", "capability") or all_act(self.case, self.bugs)
 
     def run(self) -> dict[str, Any]:

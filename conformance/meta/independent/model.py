@@ -44,7 +44,7 @@ class Model:
         self.prepare()
 
     def prepare(self) -> None:
-        """Do nothing. A subclass may compute values here after the parameters are loaded."""
+        """Prepare the model once, after its parameters are loaded."""
 
     def __call__(self, **inputs: Any) -> Any:
         with torch.no_grad():

@@ -92,8 +92,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exempt imported modules from garbage collection, which would visit all objects of three frameworks each time.
-    Collect the other objects rarely."""
+    """Exempt all imported modules from garbage collection, which would visit the objects of three frameworks in each
+    run. Collect objects that tests create rarely."""
     gc.disable()
     collected = yield
     gc.freeze()
@@ -118,7 +118,7 @@ LONG_CLAIMS = (
     *(f"families.taps_and_logits-flax-{dtype}-" for dtype in ("float64", "bfloat16", "float16")),
     *("decoding.every_chunking-flax-", "sharding.ten_steps-", "sharding.greedy_generation-"),
 )
-"""Parts of the names of claims that are long tests. For most long claims, a shorter claim makes a part of the same
+"""Parts of the names of claims that are long tests. For most long claims, a shorter claim makes some of the
 comparisons. Claims about `torch.compile` and about JAX without compilation have no shorter claim."""
 
 PARTS = ("layers.decoder_layer", "layers.encoder_layer", "feed_forward.module", "attention.function")
@@ -175,7 +175,8 @@ ROWS = (
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
-"""Tests whose cases have separate durations, as claims have; for all other tests, the mean of the cases is recorded."""
+"""Tests with a separate duration for each case. Claims also have separate durations; for all other tests, the mean of
+the cases is recorded."""
 
 
 def name_of(nodeid: str) -> tuple[str, str]:

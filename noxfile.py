@@ -82,7 +82,7 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None
 
 
 def install_alone(session: nox.Session, group: str) -> None:
-    """Install a dependency group without the dependencies of its packages, which are large and not needed."""
+    """Install the packages of a dependency group without their dependencies; these are large and not needed."""
     requirements = nox.project.dependency_groups(PYPROJECT, group)
     session.install("--no-deps", "--constraint", "constraints.txt", *requirements)
 

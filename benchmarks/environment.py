@@ -27,7 +27,7 @@ def cores() -> int:
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """Return the bytes of the entry `name` in `file`, which Linux has in /proc; other systems raise `OSError`."""
+    """Return the bytes of the entry `name` in a /proc file of Linux. Raise `OSError` on other systems."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 

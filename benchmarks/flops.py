@@ -22,10 +22,9 @@ In the table, letters such as B and T are the sizes in `transparity.axes`; F is 
 
 Only matrix products count: no softmax, masks, scales, norms, biases, residuals, activations or embeddings. Masked
 scores count too, so a causal mask saves nothing. Each decoder layer projects the encoder's output to keys and values.
-All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. The rows of
-recurrences hold for the gated delta rule. A state-space model has N rates instead of 2N, no product k·k, and no
-correction of the states.
-"""
+All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. The rows about
+recurrences describe the gated delta rule. A state-space model has N rates instead of 2N, computes no k·k, and does not
+correct its states."""
 
 from transparity.config import TransformerConfig
 
@@ -65,10 +64,9 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 def state_flops(config: TransformerConfig, length: int) -> int:
     """Return the FLOPs of a recurrence that updates its state chunk by chunk.
 
-    Within a chunk, queries are multiplied by keys, and the results by values. The state is multiplied by the queries,
-    and updated by the products of keys and values. The gated delta rule also multiplies keys by keys, and the state by
-    the keys.
-    """
+    Within a chunk, queries are multiplied by keys, and these products by values. The state is multiplied by the
+    queries, and the products of keys and values are added to the state. The gated delta rule also multiplies keys by
+    keys, and the state by the keys."""
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
     readers = 2 if config.mixer == "gated-delta" else 1

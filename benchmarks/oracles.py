@@ -45,7 +45,8 @@ CHUNK = 64
 """The number of positions that are compared at a time; float64 copies of all logits would fill the memory."""
 
 UNSURE = -1
-"""The number that replaces each token that rounding may change, and all later tokens in the row."""
+"""A number in place of a token. In each row, it replaces the first token that rounding may change, and all later
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def oracle_of(workload: Workload, root: Path | None = None) -> Path:
-    """Return the folder with a workload's oracle. The code of this checkout or of `root` computes missing oracles."""
+    """Return the folder with a workload's oracle. The code of `root`, by default this checkout, computes a missing
+    oracle."""
     digest = digest_of(workload, root or ROOT)
     if root is None:
         return kept(f"{workload.name}-{digest}", lambda folder: write_oracle(folder, workload))
@@ -99,7 +101,8 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`, which ends with a digest. Fill a missing folder by `write`, and remove older ones."""
+    """Return the folder `name`, which ends with a digest. If the folder is missing, fill it by `write`, and remove
+    folders that differ only in the digest."""
     folder = ORACLES / name
     if not folder.exists():
         ORACLES.mkdir(parents=True, exist_ok=True)

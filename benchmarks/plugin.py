@@ -63,7 +63,7 @@ def missing(config: pytest.Config) -> list[str]:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Print the number of benchmarks and the missing libraries before the first result, which takes long."""
+    """Print the number of benchmarks and the missing libraries, because the first result appears only after minutes."""
     absent = [f"missing: {line}" for line in missing(config)]
     return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *absent]
 
@@ -111,7 +111,7 @@ def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table and write the results to the file `--output`; with `--against`, only print."""
+    """Print the table. Write the results to the file `--output`, unless `--against` is given."""
     rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
     if not rows:
         return

@@ -46,11 +46,12 @@ class Workload:
     A causal model's logits do not depend on later tokens, so the reference reads only the first `held` tokens.
     """
     growth: str = ""
-    """The plot with this workload as a point: `length` or `batch` (time by input length or batch size), or empty."""
+    """The plot that shows this workload: `length` (time by input length), `batch` (time by batch size), or empty for no
+    plot."""
     device: str = ""
     """The only device on which the workload is timed by default, such as `cuda`; empty for all devices."""
     head_bias: bool = True
-    """Whether the head has a nonzero bias; GPT-2's has none."""
+    """Whether the head has a nonzero bias; the head of GPT-2 has none."""
     peers: bool = True
     """Whether other libraries' candidates can run the model; false for the presets."""
 

@@ -65,7 +65,7 @@ def page() -> str:
 
 
 NAMES: Mapping[str, str] = {"gemma3_text": "gemma3"}
-"""Families with another name in the tests."""
+"""Families whose cases in the tests have another name, with this name."""
 
 
 def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:

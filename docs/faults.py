@@ -85,7 +85,7 @@ def sentences() -> dict[str, list[str]]:
 
 
 def places() -> dict[str, set[str]]:
-    """Return the activations at which each cause may occur, without the numbers of layers."""
+    """Return the activations at which each cause may occur, without layer numbers in the names."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for site, fault in of_the_forward_pass():
         if site:
@@ -142,8 +142,7 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 def published_lines() -> dict[str, tuple[str, str]]:
     """Return, for each cause, a description of a file outside of the columns, and the diff of a bug in this file.
-    Bugs in published code are preferred to bugs in the independent port, and bugs with this cause first and with one
-    change to others."""
+    Prefer bugs in published code, then bugs whose first cause is this cause, then bugs with one change."""
     found: dict[str, tuple[Any, ...]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
@@ -168,7 +167,7 @@ def _text_around(file: str, old: str) -> str:
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield causes of loaders, conversions and ranks, with a description of the file and the diff. If a
+    """Yield the causes of loaders, conversions and ranks, each with a description of the wrong file and the diff. If a
     cause occurs twice, the last diff counts."""
     text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
     sharded = {

@@ -80,7 +80,8 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of another backend, or one that counts as missing if the import fails."""
+    """Yield a candidate for each mode of a third-party backend. If its import fails, yield one candidate that counts as
+    missing."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)

@@ -28,7 +28,7 @@ class Limit:
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """Time all products; return the time in which the fastest one would do `WORK` FLOPs, or read `WORK` bytes."""
+        """Time all products. Return the time that the fastest product would take for `WORK` FLOPs or bytes."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 
@@ -70,7 +70,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """Return a product in oneDNN; the right matrix is packed into oneDNN's layout beforehand."""
+    """Return a run of oneDNN's product; the right matrix is packed into oneDNN's layout before the run."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

@@ -28,8 +28,6 @@ JAX = {
 
 @dataclass(frozen=True)
 class Place:
-    """The folder with the expected result, the number of cores, and the device."""
-
     folder: Path
     threads: int
     device: str

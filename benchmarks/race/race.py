@@ -85,14 +85,15 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
             left -= needed
             fits.append(candidate)
         else:
-            sizes = f"it needs about {needed / 1e9:.3g} GB, but only {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
-            reason = f"does not fit into memory: {sizes}; choose fewer with -k"
+            sizes = f"{needed / 1e9:.3g} GB are needed, and {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
+            reason = f"does not fit into memory: {sizes}; choose fewer candidates with -k"
             too_large.append(Result(candidate, workload, failed=reason))
     return fits, too_large
 
 
 def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return limits first, then our implementations, then the first peer of each kind, the second peers, and so on."""
+    """Return the candidates in this order: limits, our implementations, the first peer of each kind, the second peer of
+    each kind, and so on."""
     turns: Counter[str] = Counter()
     order = []
     for candidate in candidates:
@@ -156,7 +157,7 @@ def refusal(held: dict[str, float] | None) -> str:
     if held["share"] <= 1:
         return ""
     if held["error"] == float("inf"):
-        return "refused: the result has another shape or precision"
+        return "refused: the result does not have the expected shape and precision"
     return f"refused: the result differs by {held['error']:.3g}, beyond the budget of {held['budget']:.3g}"
 
 

@@ -50,7 +50,7 @@ class Row:
     share: Quartiles | None = None
     """The speed as a share of the machine's limit."""
     ratio: Quartiles | None = None
-    """The quartiles over all rounds of the speed relative to `best_peer`."""
+    """The speed relative to `best_peer`, as quartiles over all rounds."""
     best_peer: str | None = None
     """The peer with which `ratio` compares the candidate; the fastest peer is compared with itself."""
     conformity: Mapping[str, float] | None = None

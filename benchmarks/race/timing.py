@@ -1,4 +1,4 @@
-"""The duration of a run: of one call on a CPU; on a GPU, the mean of many calls, after a warm-up."""
+"""The duration of a run: one call on a CPU, or the mean of many calls after a warm-up on a GPU."""
 
 import sys
 import time

@@ -31,7 +31,7 @@ from transparity_conformance.checkpoints.importing import family_called, import_
 from transparity_conformance.oracle.probes import probes_with
 
 DRAWN = 2**22
-"""The number of random values; longer tensors repeat these, shifted by random offsets."""
+"""The number of random values; longer tensors repeat these values, rolled by random offsets."""
 
 
 def llama(layers: int, width: int, hidden: int, heads: int, shared: int, vocabulary: int) -> TransformerConfig:

@@ -1,9 +1,8 @@
 """The pool `timing`: the time of each stage of a check, and how this time grows with the model.
 
 Every check runs in a new process, through the command line, in several interleaved rounds. `python -m meta.timing FILE`
-reads the answers that `--json FILE` wrote. It writes their medians into docs/timing.json, and tables into
-docs/performance.md and NOTES.md.
-"""
+reads the answers that `--json FILE` wrote. The command writes the medians of the times into docs/timing.json, and
+tables into docs/performance.md and NOTES.md."""
 
 import argparse
 import itertools

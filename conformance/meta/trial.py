@@ -44,9 +44,8 @@ class Share:
 class Measure:
     """A share of the answers to trials of one kind and view; an empty kind or view means all.
 
-    `judge` returns whether an answer is right, or (number of right parts, number of parts), or None if it does not
-    count.
-    """
+    `judge` returns whether an answer is right, or (number of right parts, number of parts), or None if the answer does
+    not count."""
 
     title: str
     judge: Callable[[Any, Answer], bool | tuple[int, int] | None]

@@ -86,7 +86,7 @@ def _lengths(probe: Probe) -> list[int]:
 
 @functools.cache
 def _cut(case: str, name: str, length: int) -> Probe:
-    """Return a probe with only its first `length` tokens; it is cached, so that all faults share its oracle."""
+    """Return a probe cut to `length` tokens. Cache the probe, so that all faults share one oracle."""
     probe = probes_of(CASES[case], case)[name]
     inputs = {name: value[:, :length] for name, value in probe.inputs.items()}
     return dataclasses.replace(probe, inputs=inputs, name=f"{name}, {length} long")

@@ -33,7 +33,7 @@ class Printed:
 
 def _harness(column: str) -> Harness:
     parts = harness(column)
-    assert parts, f"the column {column} has a harness"
+    assert parts, f"the column {column} has no harness"
     return parts
 
 

@@ -42,7 +42,7 @@ def by_tap(run: Run) -> str:
     taps = [tap for tap in run.probe.oracle.expected if tap in run.wrong]
     wrong = [tap for tap in taps if run.share(tap) > 1]
     first = f"; the first is {wrong[0]}" if wrong else ""
-    label = f"Error by activation: tolerance exceeded at {len(wrong)} of {len(taps)}{first}"
+    label = f"Error by activation: {len(wrong)} of {len(taps)} exceed the tolerance{first}"
     return _bars([(tap, run, tap) for tap in taps], label)
 
 
@@ -52,7 +52,7 @@ def by_length(runs: Sequence[Run]) -> str:
     wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
     above = ", ".join(wrong) or "none"
     span = f"{lengths[0]} to {lengths[-1]} tokens"
-    label = f"Error by length, of {span}; lengths whose error exceeds the tolerance: {above}"
+    label = f"Error by length, from {span}; lengths whose error exceeds the tolerance: {above}"
     return _bars([(f"length {length}", run, "logits") for length, run in zip(lengths, runs, strict=True)], label)
 
 

@@ -14,7 +14,7 @@ def rms_norm(x, weight, eps=1e-6):
 
 
 def rotate(x, theta):
-    """Rotate (batch, heads, length, width)."""
+    """Rotate `x`, of shape (batch, heads, length, width)."""
     length, width = x.shape[-2:]
     angles = torch.outer(torch.arange(length), theta ** (-torch.arange(0, width, 2) / width))
     first, second = x.chunk(2, dim=-1)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A T5 in PyTorch, with the usual attention."""
+"""A T5 in PyTorch, with attention in separate steps."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 
 def buckets(queries, keys, c, both):
-    """Return the bucket of each distance (queries, keys)."""
+    """Return the buckets of all distances, of shape (queries, keys)."""
     distance, number = torch.arange(keys) - torch.arange(queries)[:, None], c["relative_attention_num_buckets"]
     base = 0
     if both:

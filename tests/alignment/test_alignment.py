@@ -96,12 +96,14 @@ FIVE = (
     *("head-grouping-tiled", "gate-swapped"),
 )
 ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A rotation in the wrong direction, and a correct change: the port scales the queries instead of the scores."""
+"""The ids of a fault (a rotation in the wrong direction) and of a correct change (scaled queries instead of scaled
+scores)."""
 
 
 @pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])
 def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
-    """Both ports rotate wrongly before the scores. The port of `FIVE` also has wrong heads, norms and gates."""
+    """Both ports rotate queries and keys wrongly before they compute the scores. The port of `FIVE` also has wrong
+    heads, norms and gates."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
     plan, taps = heard(port, probe)

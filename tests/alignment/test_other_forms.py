@@ -186,7 +186,8 @@ def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:
 
 
 WRITTEN = {"qwen3-next": {"decoder.layers.0.recurrence.context"}}
-"""Taps that a port assembles position by position in an array of zeros; all of their inputs are taps too."""
+"""By model, taps whose operations are not recorded: the reference writes their positions one by one into an array of
+zeros."""
 
 
 @pytest.mark.parametrize("case", MODELS)

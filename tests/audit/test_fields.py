@@ -44,7 +44,7 @@ OTHERS: dict[str, set[str]] = {
     "olmoe": {"num_local_experts", "head_dim"},
     "qwen3_next": {"num_local_experts", "hidden_act"},
 }
-"""By family, further fields that are alternatives to another field, or that have only one value in the family."""
+"""More fields by family: alternatives to another field, and fields with only one value in the family."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)

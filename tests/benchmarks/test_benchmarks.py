@@ -125,7 +125,7 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
-    """Return a column's forward pass in its default mode, already run once."""
+    """Return a function that runs a column's forward pass in the default mode, and has already run once."""
     forward, inputs = backend(name)(workload.config, parameters_of(workload), dtype="float32"), inputs_of(workload)
 
     def run() -> None:

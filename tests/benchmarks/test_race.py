@@ -77,7 +77,7 @@ def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.Monk
         (None, "refused: the result was not compared"),
         ({"error": 2.0, "budget": 1.0, "share": 2.0}, "refused: the result differs by 2"),
         ({"error": float("nan"), "budget": 1.0, "share": float("nan")}, "refused: the result differs by nan"),
-        ({"error": float("inf"), "budget": 1.0, "share": float("inf")}, "refused: the result has another shape"),
+        ({"error": float("inf"), "budget": 1.0, "share": float("inf")}, "refused: the result does not have"),
         ({"error": 1.0, "budget": 1.0, "share": 1.0}, ""),
     ],
 )
@@ -191,13 +191,14 @@ def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need()
     assert names[limits + len(ours) :] == ["blog-style", "blog-style, compiled", "hand-written JAX", "NumPy, einsum"]
     assert {candidate.name for candidate in able} == {*names, *(result.candidate.name for result in too_large)}
     needed, left = f"{workload.memory / 1e9:.3g}", f"{0.5 * workload.memory / 1e9:.3g}"
-    says = f"does not fit into memory: it needs about {needed} GB, but only {left} of {memory / 1e9:.3g} GB are left"
+    says = f"does not fit into memory: {needed} GB are needed, and {left} of {memory / 1e9:.3g} GB are left"
     assert all(result.failed.startswith(says) for result in too_large)
     assert fitting(able, workload, 1e15)[1] == []
 
 
 def result(name: str, kind: str, seconds: float, *, ours: bool = False) -> Result:
-    """Return three rounds of one candidate; the second round takes twice as long, like noise that slows all."""
+    """Return three rounds of one candidate; the second round takes twice as long, as if other programs slowed all
+    candidates."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
     rounds = {turn: seconds * (2 if turn == 1 else 1) for turn in range(3)}
     ready: dict[str, Any] = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}

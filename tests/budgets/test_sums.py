@@ -76,7 +76,8 @@ def probe(request: pytest.FixtureRequest) -> Probe:
 
 
 def largest_share(probe: Probe, rule: Any) -> float:
-    """Divide the error by the budgets of two oracles, and return the larger quotient."""
+    """Run the NumPy column with the recurrence `rule`. Return the logits' error as a share of the budget, the larger
+    share of two oracles."""
     oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     inputs: dict[str, Any] = dict(probe.inputs)
     with mock.patch(RULE, rule):

@@ -88,7 +88,7 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
 
 
 def taps_in(lines: set[str], probe: str) -> list[str]:
-    """Return the taps of a probe that the lines of a report name."""
+    """Return the taps of `probe` that a report's lines name."""
     found: list[str] = []
     for line in lines:
         of, _, rest = line.removeprefix("missing for ").partition(": ")

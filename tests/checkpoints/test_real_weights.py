@@ -31,9 +31,9 @@ class Real(NamedTuple):
     inputs: Arrays
     oracle: Oracle
     theirs: np.ndarray
-    """The output of transformers for the same file."""
+    """The output of transformers for the same weights and inputs."""
     continued: list[list[int]] | None = None
-    """The continuation of the text by transformers."""
+    """The prompts and the new tokens that transformers generates."""
     tokenizer: Any = None
 
 

@@ -42,7 +42,8 @@ FIELDS = {field.name: field for field in dataclasses.fields(TransformerConfig)}
 
 
 def other_values() -> Iterator[tuple[str, Any]]:
-    """Yield the values that depart from the paper's, of fields with a row of their own in departures.toml."""
+    """Yield each field that has a row in departures.toml, with each of its values that differ from the paper's
+    value."""
     for row in (row for row in rows_of_departures() if row["of"] in FIELD_TYPES):
         name, kind = row["of"], FIELD_TYPES[row["of"]]
         tried = (False, True) if kind is bool else FIELDS[name].metadata.get("tried") or get_args(kind)

@@ -36,7 +36,7 @@ READ_FOR_ALL = ("inputs.py", "training.py")
 """Files of `reference/transparity` that read a field for every column."""
 
 READ_BY_A_ROW = {"num_frames"}
-"""Fields that no column reads itself, because the row of an input in `parts/` reads them for every column."""
+"""Fields that the columns do not read, because the row of an input in `parts/` reads them for every column."""
 
 KNOWN_FILE = "tests/contract/fields.toml"
 KNOWN = tomllib.loads((ROOT / KNOWN_FILE).read_text(encoding="utf-8"))

@@ -50,7 +50,8 @@ def refusal_at_once(
     megabytes: float = 50,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Return the message of a call's error, which must be one sentence, raised within limits of time and memory."""
+    """Return the message of the error that `read` raises. Assert that the message is one sentence, and that time and
+    memory are within the limits."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = clock()
     with pytest.raises(error) as caught:

@@ -1,4 +1,4 @@
-"""The reference in float32, with changes."""
+"""Ports that compute like the reference in float32, with changed activations."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -30,7 +30,8 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("last-token", ("attention-cap-unwanted", "rotary-layout-the-other"), "logits"),
     ("opt", ("position-offset-counted", "bias-dropped-down", "activation-for-relu"), "logits"),
 ]
-"""A model, the faults of its port, and the checker's view. If a port has one fault, the catalogue lacks this fault."""
+"""A model, the faults of its port, and what the checker sees of the port. The ports with one fault have a fault that
+the catalogue lacks."""
 
 KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 

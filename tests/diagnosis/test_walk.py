@@ -67,7 +67,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
 
 
 def excluding(case: str) -> tuple[Probe, Hypothesis, Hypothesis]:
-    """Return a probe, and two faults that both set the eps of its model's first norm."""
+    """Return a probe, and two faults that both set the eps of the model's first norm."""
     probe = probes(case)["mixed"]
     tap = next(tap for tap in probe.oracle.expected if tap.endswith("_norm"))
     eps = [one for one in hypotheses(probe.config, [tap]) if one.fault.id == "norm-eps" and one.sites == (tap,)]

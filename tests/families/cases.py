@@ -36,7 +36,7 @@ CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
 """Further models of a family: the fields of our configuration that differ from the family's small model."""
 
 REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
-"""By a description, a case, invalid values of its fields, and a part of the expected error message."""
+"""A case, invalid values of its fields, and a part of the expected error message, by a description of the mistake."""
 
 ONE_SENTENCE: dict[str, list[list[Any]]] = _TABLES["one_sentence"]
-"""By the name of a test, inputs that the checker must refuse, and parts of the expected messages."""
+"""Inputs that the checker must refuse, each with a part of the expected message, by the name of a test."""

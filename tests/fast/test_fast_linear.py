@@ -79,7 +79,7 @@ def test_what_cannot_be_packed_stays_as_it_is(dtype: str) -> None:
 @pytest.mark.parametrize("product", ONE_ROW)
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_row_is_multiplied_as_several_are(bias: bool, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use five output features, which is a multiple of neither the number of threads nor the vector width."""
+    """Use five output features; five is a multiple of neither the number of threads nor the vector width."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     torch.manual_seed(0)
     linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)

@@ -132,7 +132,7 @@ def assert_replays(replayed: ReplayedGeneration, model: Transformer, **request: 
 def test_a_generation_is_replayed_with_its_own_inputs(
     recordings: list[Callable[[], None]], max_length: int, recorded: list[int]
 ) -> None:
-    """Use several sizes of the cache, which is full before the generation ends, or shorter than every prompt."""
+    """Try three sizes of the cache: large enough, full before the generation ends, and shorter than every prompt."""
     model, replayed, counts = generating_model(max_length).model, ReplayedGeneration(), []
     for request in requests():
         assert_replays(replayed, model, **request)

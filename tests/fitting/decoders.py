@@ -45,7 +45,7 @@ def mistaken(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class GPT(Decoder):
-    """A GPT that has a tied head and a mask in a buffer, and returns a pair."""
+    """A GPT with a tied head and a mask in a buffer; `forward` returns the logits and None."""
 
     def __init__(self, **changes: Any) -> None:
         of_gpt = {"act": style("nanogpt").act, "is_tied": True, "attend": masked, "also": {"attn.bias": causal_buffer}}
@@ -67,7 +67,7 @@ def rms(eps: float) -> Decoder:
 
 
 def in_buffer(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to a buffer of zeros for the maximum number of tokens."""
+    """Attend to keys and values in buffers with `PLACES` positions, which are zero after the text."""
     length = q.shape[2]
     keys, values = (torch.zeros(*each.shape[:2], PLACES, each.shape[3]) for each in (k, v))
     keys[:, :, :length], values[:, :, :length] = k, v

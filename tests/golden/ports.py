@@ -81,7 +81,7 @@ def batch(tokens: Arrays) -> int:
 
 
 def in_integers(dtype: Any) -> Build:
-    """Return a port that converts tokens to another integer type."""
+    """Return a port that converts tokens to the integer type `dtype`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward, size = numpy_build(config, parameters), config.vocab_size
@@ -97,7 +97,7 @@ def with_fields(**fields: Any) -> Build:
 
 
 def refusing(what: str) -> Build:
-    """Return a port that refuses sizes other than 24 features and 3 heads in its build or in calls, as `what` says."""
+    """Return a port for 24 features and 3 heads; for other sizes, its build or its calls raise, as `what` says."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         fits = config.embed_dim == 24 and config.num_heads == 3
@@ -168,14 +168,14 @@ def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., A
 
 
 def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
-    """Return wrong logits after a long and then a short input, as if the end of the long input stayed in a buffer."""
+    """Return wrong logits in the call after inputs of 11 and 1 tokens, as if a buffer kept the longer input."""
     (given,) = tokens.values()
     lengths = state["lengths"] = [*state.get("lengths", []), given.shape[1]]
     return forward(**tokens) * (1.001 if lengths[-3:-1] == [11, 1] else 1)
 
 
 def adds_up(state: dict[Any, Any], method: Callable[..., Any], *args: Any, **tokens: Any) -> Any:
-    """Add the gradients of earlier calls on the same tokens."""
+    """Return gradients that include the gradients of earlier calls on the same tokens."""
     loss, gradients = method(*args, **tokens)
     key = next(iter(tokens.values())).tobytes()
     kept = state.setdefault(key, {name: np.zeros_like(value) for name, value in gradients.items()})

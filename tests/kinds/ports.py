@@ -126,7 +126,7 @@ def load(folder: str) -> Any:
 
 
 def load_latent(folder: str) -> Any:
-    """Load a DeepSeek-V3 that scales scores by its own YaRN factor."""
+    """Load a DeepSeek-V3, and set the scale of its scores: YaRN's factor, squared, over the root of the head size."""
     import math
 
     import transformers

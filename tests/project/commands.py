@@ -24,7 +24,7 @@ SYSTEM = ("--preset", "--config", "--family", "--checkpoint")
 """Options that choose a system; without any of these, a check would run every preset."""
 
 ENDS = {"check": (0, 1), "compare": (0, 1), "fit": (0, 1)}
-"""The permitted exit codes of commands that judge; all other commands must exit with 0."""
+"""The permitted exit codes of commands with a verdict; all other commands must exit with 0."""
 
 PORT = """
 from transparity_pytorch.port import build

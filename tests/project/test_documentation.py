@@ -73,7 +73,8 @@ def run_python(block: Block, namespace: dict[str, Any]) -> str:
 
 
 def run_console(text: str) -> None:
-    """Run each `$ transparity …` of a block, and compare its output with the lines below it. `echo` writes a file."""
+    """Run each `$ transparity …` of a block, and compare its output with the lines below it. For `$ echo TEXT > FILE`,
+    write the file."""
     for session in re.split(r"(?m)^\$ ", text)[1:]:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)

@@ -1,4 +1,4 @@
-"""A loader for ranks that shards the vocabulary of the logits."""
+"""A loader whose model shards the logits over the ranks, along the vocabulary."""
 
 import os
 from pathlib import Path

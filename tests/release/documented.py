@@ -118,10 +118,7 @@ def run_console(body: str) -> int:
 
 
 def run_command(line: str, clone: Path) -> int:
-    """Run a command of the project if its files exist; limit the search for causes.
-
-    Run `pytest`, and commands with files that only the clone has, in the clone.
-    """
+    """Run a command of the project, if the files that the command names exist; limit the search for causes."""
     command = line.partition(" #")[0].strip()
     if "&& pytest" in command:
         command = command.partition("&& ")[2]

@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import ignore_progress
 
 STEPS = 2.0
-"""The largest change of a quantized number that counts as rounding, in steps of its block's grid."""
+"""The largest difference between quantized numbers that counts as rounding, in steps of the block's grid."""
 
 
 def damage(random: Random, data: bytes) -> bytes:
@@ -35,7 +35,8 @@ def damage(random: Random, data: bytes) -> bytes:
 
 
 def difference(path: Path, original: Path, folder: Path) -> float:
-    """Return the largest difference of a number, in steps of its block's grid, or inf if metadata differ."""
+    """Return the largest difference between a number and the original number, in steps of the block's grid; inf if
+    metadata differ."""
     one, other, config = read_gguf(path), read_gguf(original), import_checkpoint(folder).config
     for key in keys_of(config, other.architecture):
         default = key.default(config) if callable(key.default) else key.default

@@ -150,7 +150,7 @@ def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: 
 
 
 def damaged(path: Path, name: str, change: Callable[[bytearray], None]) -> Path:
-    """Change one block of a Q4_0 tensor: 2 bytes of a scale, and 16 bytes with two numbers each."""
+    """Change the second block of a Q4_0 tensor. A block has a scale of 2 bytes, then 16 bytes with two numbers each."""
     tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == name)
     start = int(tensor.data_offset) + 18
     data = bytearray(path.read_bytes())

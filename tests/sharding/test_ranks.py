@@ -23,7 +23,7 @@ parts_of: Callable[[str], Any] = harness
 
 
 def own_rank(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
-    """Return a wrong port, whose zeros have another sign on each rank."""
+    """Return a wrong port, which returns +0 on rank 0 and −0 on rank 1."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")

@@ -21,7 +21,8 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""KerasHub's name for each part of a layer, by this project's name; the stack is part of a key if the names differ."""
+"""KerasHub's name for each sublayer, by this project's name. A key starts with `encoder` or `decoder` if KerasHub has
+different names in encoder and decoder layers."""
 
 
 def model_of(config: TransformerConfig) -> Any:

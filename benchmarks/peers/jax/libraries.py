@@ -17,7 +17,7 @@ Modules = dict[str, Any]
 
 
 def blocks_of(modules: Modules, each: Callable[[Any], Any] = lambda call: call) -> Blocks:
-    """Return blocks that call the modules by name; `each` is `vmap` if a module takes one position."""
+    """Return blocks that call the modules by name. If the modules take one position, `each` must be `jax.vmap`."""
 
     def embed(name: str, tokens: jax.Array) -> Any:
         return each(modules[name])(jnp.arange(tokens.shape[-1]) if "position" in name else tokens)

@@ -1,4 +1,5 @@
-"""The tasks for jitted functions in JAX; a timed run starts from NumPy arrays, and waits for the result."""
+"""Forward pass and training with jitted JAX functions; a timed run starts from NumPy arrays, and waits for the
+result."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,5 @@
-"""The tasks for PyTorch modules; a timed run starts from NumPy arrays, and waits for the result."""
+"""Forward pass, decoding and training of PyTorch modules; a timed run starts from NumPy arrays, and waits for the
+result."""
 
 import copy
 from collections.abc import Callable

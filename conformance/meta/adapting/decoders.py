@@ -150,7 +150,7 @@ def in_turn(act, both):
 
 WIDTHS: dict[Callable, tuple[int, ...]] = {plain: (1,), gated: (1, 1)}
 """The output widths of a feed-forward's first layers, in multiples of its hidden size. Functions that are not listed
-read one layer's output, which has twice the hidden size."""
+read the output of one layer, whose width is twice the hidden size."""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) 
 
 
 def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the results of `measured`; if a stage raises, also yield why the class stopped there."""
+    """Yield the results of `measured`; if a stage raises an exception, also yield this stage and the exception's
+    message."""
     answer: dict[str, Any] = {}
     try:
         for answer in measured(model_type, name):

@@ -1,8 +1,7 @@
 """Create mutants and twins of modeling files from transformers.
 
-A mutant has one generic mistake in one line. A twin is rewritten but computes the same. A family's folder has the
-saved model in `model/`, `mutants.json`, and a folder with `port.py` for each mutant and twin.
-"""
+A mutant has one generic mistake in one line. A twin has rewritten lines, but computes the same outputs. A family's
+folder has the saved model in `model/`, `mutants.json`, and a folder with `port.py` for each mutant and twin."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ NOT_RUNNING = (AttributeError, LookupError, NameError, SyntaxError, TypeError)
 CRASHES = (*NOT_RUNNING, ArithmeticError, AssertionError, RuntimeError, ValueError)
 """Exceptions that a mutant may raise; such a mutant counts as not running."""
 TOGETHER = 12
-"""The largest number of rewritten lines in the last twin; all other twins have one."""
+"""The largest number of rewritten lines in the last twin; each of the other twins has one rewritten line."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Family:
-    """A model of transformers: the source of its copy, the lines that run, its folder, inputs, and expected outputs."""
+    """A model of transformers: its modeling file as a port, the lines that run in the calls, and the expected
+    outputs."""
 
     name: str
     text: str

@@ -2,8 +2,8 @@
 
 A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter is a placeholder for one
 expression, which `HOLES` restricts. As a method's name, a capital letter matches any name. `...` as a call's last
-argument matches the remaining arguments. Every rewritten file is run, so a row may match too much.
-"""
+argument matches the remaining arguments. A row may match too much code, because every rewritten file is run, and its
+outputs decide whether the rewrite is a mistake."""
 
 import ast
 import copy
@@ -59,7 +59,7 @@ class Site:
         return found
 
     def alike(self, node: ast.AST) -> list[str]:
-        """Return other variables of the same function, or other attributes of the module."""
+        """Return the other variables of the function that contains `node`, or the module's other attributes."""
         names = self.names.get(self.function(node), {})
         return [name for name, other in names.items() if type(other) is type(node) and name != ast.unparse(node)]
 
@@ -160,7 +160,7 @@ NUMBERS = {0: 1, 1: 2, 2: 3, 3: 2, 0.5: 1.0}
 
 
 def number(site: Site, node: ast.AST) -> Rewrites:
-    """Replace a number in a formula."""
+    """Replace a number in a formula by another number."""
     parent = site.parents.get(node)
     if not isinstance(parent, ast.BinOp | ast.Call):
         return

@@ -50,7 +50,7 @@ def build(config, parameters):
 
     return forward
 """
-"""A port with the body of a program."""
+"""The source of a port; code of an attack replaces `{does}`."""
 
 LIMIT = 120
 """The seconds after which a program counts as hanging."""

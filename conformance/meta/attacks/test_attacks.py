@@ -29,6 +29,7 @@ def test_programs_import_nothing_of_the_checker() -> None:
 
 @pytest.mark.parametrize("attack", random.Random(0).sample(HELD, 5), ids=str)
 def test_an_attack_is_caught(attack: Bug) -> None:
-    """Run a sample; `nox -s power` runs all attacks, and compares the undetected ones with `limits.toml`."""
+    """Check a sample of the attacks; `nox -s power` checks all attacks, and compares the undetected attacks with
+    `limits.toml`."""
     answer = attacked(attack)
     assert not is_let_through(answer), answer

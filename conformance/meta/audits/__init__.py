@@ -1,1 +1,1 @@
-"""Audits of loaders that do not import the checker, with and without planted faults."""
+"""Audits of loaders with and without planted faults; the loaders do not import the checker."""

@@ -63,7 +63,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def forget(bug: Bug) -> None:
-    """Remove the changed file, and all modules that import names from it, from `sys.modules`."""
+    """Remove from `sys.modules` the module of the changed file, and all modules that import names from this module."""
     package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
     if not bug.file.startswith("transformers/models/"):  # no other module imports names from a model's file
@@ -92,7 +92,8 @@ def trials(options: Any) -> list[Trial]:
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
-    """Return whether the line reported in the port is right, or the bug changed the line reported in the original."""
+    """Return whether the port's reported line is right, or the original's reported line is a line that the bug
+    changes."""
     first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
     if is_line(bug, first):
         return True
@@ -126,7 +127,8 @@ def _of(
 
 
 def _of_located(title: str, right: Callable[[Bug, Answer], bool], target: float = 0.0) -> Measure:
-    """Return a measure of the answers that report a divergence, if the bug has a line."""
+    """Return a measure of the answers that report a divergence, without bugs in loaders that lead to no wrong line of
+    the model."""
     return _of(
         title, lambda bug, it: right(bug, it) if it["faults"] and (bug.uses or not bug.is_in_loader) else None, target
     )

@@ -45,7 +45,7 @@ def trials(options: argparse.Namespace, way: str = "run") -> list[Trial]:
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the bugs whose id or story contains `--only`, or a sample of these bugs, and their twins."""
+    """Return the bugs whose id or story contains `--only`, or at most `--sample` of these bugs; add their twins."""
     word = options.only
     found = [bug.id for bug in exam().values() if word in bug.id or word in bug.story]
     if options.sample:

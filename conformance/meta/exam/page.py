@@ -1,8 +1,8 @@
 """Write docs/exam.md, docs/exam-bugs.md, docs/exam.png and the README's numbers from docs/exam.json: `python -m
 meta.exam.page`.
 
-docs/exam.json has the published results: the latest judgment of every bug, by its id, and the first judgment. The first
-judgment is null if a checker was fixed before a judgment was kept.
+docs/exam.json has the published results by bug: the latest judgment, and the judgment before fixes of the checker. The
+judgment before fixes is null if we did not keep it.
 
 `--answers FILE` first merges answers of `python -m meta.measure --pool exam --json FILE` into docs/exam.json.
 """
@@ -127,7 +127,8 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
-    """Return the number of answers with each kind of flaw, a table of these answers, and bugs without an answer."""
+    """Return Markdown: the number of answers with each flaw, a table of these answers, and a list of the bugs without
+    an answer."""
     order = [*_kinds({**dict.fromkeys(JUDGED), "control": True})]
     order += _kinds({**dict.fromkeys(JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]

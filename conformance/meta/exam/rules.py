@@ -1,4 +1,4 @@
-"""Rules with which people judge a port by the logits of one text, and the scores of an exam."""
+"""Common rules, which judge a port by the logits of one text, and the scores of these rules and of the checker."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SHORT, LONG = 5, 32
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that people use to judge a port, stated in `says`. `passes` takes the port's logits and the expected
+    """A common rule for judging a port; `says` states the rule. `passes` takes the port's logits and the expected
     logits, both (tokens, vocab)."""
 
     says: str

@@ -1,4 +1,4 @@
-"""Check the code with one bug in this process, and judge the port by common rules, too."""
+"""Check code with one bug in this process, and apply the common rules to its logits."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,8 @@ Port = Callable[..., Any]
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the changed file, and let imports find it. Return its path; raise if the original is already imported."""
+    """Write the changed file into `folder`, let imports find this file, and return its path. Raise if the original is
+    already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")

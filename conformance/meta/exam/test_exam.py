@@ -1,4 +1,4 @@
-"""Test the rules on artificial logits, and the judgment of answers. `nox -s exam` runs the exam itself."""
+"""Test the common rules on artificial logits, and test the judgment of answers. `nox -s exam` runs the exam itself."""
 
 import dataclasses
 import json

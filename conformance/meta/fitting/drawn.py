@@ -82,7 +82,8 @@ class Module(nn.Module):
             self.core.p.pop("decoder.token_embedding.weight", None)
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
-        """Change the precision of parameters and buffers; PyTorch replaces buffers, so store the new ones."""
+        """Change the precision of parameters and buffers. PyTorch creates new buffers, so store them in place of the
+        old buffers."""
         names = {id(value): name for name, value in self.core.p.items()}
         kept = {theirs: names[id(value)] for theirs, value in self._buffers.items() if id(value) in names}
         result = super()._apply(function, recurse)  # type: ignore[no-untyped-call]

@@ -60,7 +60,8 @@ def inputs_of(door: Door, total: int) -> int:
 
 
 def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
-    """Return the outcomes of inputs. After a violation, Hypothesis tries smaller inputs; the last is the smallest."""
+    """Return the outcomes of inputs. After a violation, Hypothesis tries smaller inputs; the last outcome belongs to
+    the smallest input with a violation."""
     found: list[Outcome] = []
     files.right_bundle()  # the time to write it does not count
 

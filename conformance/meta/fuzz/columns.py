@@ -17,7 +17,8 @@ from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, installed
 
 LONG, ENDLESS = 10, 2**62
-"""A drawn number of tokens is below `LONG` or at least `ENDLESS`. Generating other numbers of tokens takes too long."""
+"""A drawn number of tokens is below `LONG` or at least `ENDLESS`. A number of tokens between these limits would take
+too long to generate."""
 
 TOKENS = np.array([[1, 2, 3]])
 TRAINING = st.sampled_from([field.name for field in dataclasses.fields(Training)])

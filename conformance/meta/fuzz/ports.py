@@ -128,7 +128,8 @@ def port_check(draw: Draw, folder: Path) -> str:
 
 _TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("ports.toml").read_text(encoding="utf-8"))
 SOURCES, HARM, PROGRAMS, COMMANDS = (tuple(_TEXTS[name]) for name in ("sources", "harm", "programs", "commands"))
-"""Sources of wrong ports, sources that only an isolated process survives, shell programs, and command lines."""
+"""Sources of wrong ports, sources of ports that would end or block the checker's own process, shell programs, and
+command lines."""
 
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:

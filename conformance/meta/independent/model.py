@@ -118,7 +118,7 @@ class Model:
         return self.causal(where, keys)
 
     def continued(self, where: Tensor) -> Tensor:
-        """Return the positions of new tokens after the cached ones."""
+        """Return the positions of new tokens, which follow the cached tokens."""
         return where
 
     def frames(self, mel: Tensor) -> Tensor:

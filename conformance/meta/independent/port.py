@@ -58,7 +58,7 @@ class Port(Model):
     def step(
         self, ids: Any, cache: Any = None, *, source: Any = None, attention_mask: Any = None
     ) -> tuple[Tensor, Cache]:
-        """Return the logits of the next tokens, and a new cache; the old one stays unchanged."""
+        """Return the logits of the next tokens, and a new cache; the given cache stays unchanged."""
         with torch.no_grad():
             ids = tokens(ids)
             mask = None if attention_mask is None else tokens(attention_mask)
@@ -81,7 +81,7 @@ class Port(Model):
         return self.last_logits(self.rerun(ids.gather(1, window), source), lengths - begin)
 
     def cropped(self, lengths: Tensor) -> Tensor:
-        """Return the index of the first token in each row that the model still reads."""
+        """Return, for each row, the index of the first token that the model still reads."""
         return (lengths - self.c.max_length).clamp(min=0)
 
     def rerun(self, context: Tensor, source: Any) -> Tensor:
@@ -162,7 +162,7 @@ class Port(Model):
         return top_k
 
     def beyond(self, share: Tensor, top_p: float) -> Tensor:
-        """Return a mask of the ranks that top-p drops; the probabilities are in decreasing order."""
+        """Return a mask of the tokens that top-p drops; `share` has their probabilities, in decreasing order."""
         return share.cumsum(-1) - share >= top_p
 
     def drawn(self, logits: Tensor, uniforms: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
 
 
 def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
-    """Scale angles like the code of YaRN's authors: interpolate with a ramp between two numbers of turns."""
+    """Return YaRN's angles, computed like the code of YaRN's authors. The angles of slow pairs are divided by the
+    factor, the angles of fast pairs are unchanged, and a linear ramp connects both."""
 
     def pair_with(turns: float) -> float:
         return width * math.log(c.rotary_original_length / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))

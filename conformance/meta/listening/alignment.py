@@ -36,7 +36,8 @@ Build = Callable[..., Callable[..., Arrays]]
 
 
 def aligned(build: Build, probe: Probe) -> dict[str, Any]:
-    """Record a port that returns only logits. Return the numbers of its taps and of found taps, and the wrong taps."""
+    """Record a port that returns only logits. Return how many taps the port has, how many were found, and the names of
+    wrongly found taps."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)

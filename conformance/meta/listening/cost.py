@@ -33,7 +33,7 @@ SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
 """The configuration, the number of rows and the length, by the name of the size."""
 
 PORTS_OF = {"pytorch": "gpt2-conv1d", "jax": "nnx", "numpy": "picogpt"}
-"""A GPT-2 in each framework, by its name in the pool `adapting`."""
+"""By framework, the name of a GPT-2 in the pool `adapting`."""
 
 
 def measured(framework: str, size: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from transparity_conformance.running.adapters.model import adapted
 from transparity_conformance.running.loading import load_file
 
 CASES = rows(Path(__file__).with_name("cases.toml"), "case")
-"""A family, an edit of each framework's file, and the causes that the checker must name."""
+"""Rows with a family, an edit of each framework's file, and the causes that the checker must name."""
 
 LINES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
 """The model's attribute for each parameter of the reference, by framework and family."""

@@ -1,9 +1,8 @@
-"""The pool `equivalents`: mutated lines of the columns that do not change results.
+"""The pool `equivalents`: mutations of the columns that do not change results.
 
-`equivalents.toml` lists these lines with the reason. On every preset, a mutated column must return the same taps,
-logits, losses, gradients, generated tokens and beams as the original column. The claims about the file must also be
-true.
-"""
+`equivalents.toml` lists the mutated lines, each with the reason. On every preset, a mutated column must return the same
+taps, logits, losses, gradients, generated tokens and beams as the original column. The claims about the mutated file
+must also hold."""
 
 import argparse
 import functools
@@ -66,7 +65,7 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Return the first answer or claim whose result differs with a mutant of the entry; empty if none does."""
+    """Return the first answer or claim that a mutant of the entry changes; empty if no mutant changes any."""
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 

@@ -5,7 +5,7 @@ from meta.mutation.mutants import mutants
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
 EVERY = 32
-"""Every n-th entry of `equivalents.toml` is tested here; `nox -s equivalents` tests all."""
+"""One of this many entries of `equivalents.toml` is tested here; `nox -s equivalents` tests all entries."""
 
 
 @pytest.mark.parametrize("column", COLUMNS)

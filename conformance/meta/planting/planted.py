@@ -185,7 +185,8 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""By file name, the topic of the claims about a file. Any other file has the topic with its name, or `forward`."""
+"""The topic of the claims about a file, by file name. For another file, the topic has the file's name, or is `forward`
+if no topic has this name."""
 
 
 def topic(file: str) -> str:

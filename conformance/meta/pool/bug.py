@@ -22,7 +22,8 @@ class PoolError(ValueError):
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table. Top-level fields are defaults; the top-level `config` is merged into each row's."""
+    """Return the rows of a table. Top-level fields are defaults of each row; the top-level `config` is merged with the
+    row's `config`."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
         name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)
@@ -33,7 +34,8 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
 
 
 def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
-    """Replace the only occurrence of `old`, or occurrence number `nth`, which must exist."""
+    """Replace the only occurrence of `old` by `new`; with `nth`, replace occurrence number `nth`. Raise `PoolError` if
+    that occurrence does not exist."""
     count = text.count(old)
     if count != 1 and nth is None:
         raise PoolError(f"{where} has {count} places with {old!r}; expected one place, or `nth` to choose one.")
@@ -52,7 +54,7 @@ def edited_copy(path: Path, folder: Path, old: str, new: str) -> Path:
 
 
 class PatchedFinder(MetaPathFinder):
-    """An import finder that loads one file's module from another file."""
+    """An import finder that loads the module of the file `original` from the file `patched`."""
 
     def __init__(self, original: Path, patched: Path) -> None:
         self.original, self.patched = original.resolve(), patched

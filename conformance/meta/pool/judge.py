@@ -171,7 +171,7 @@ def is_detected(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_placed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether every divergence is at a tap where a bug shows, and every bug has such a divergence."""
+    """Return whether every divergence is at a tap where a bug shows, and every bug shows at one of the divergences."""
     where = [place_of(fault) for fault in answer["faults"]]
     return all(any(bug.shows_at(tap) for bug in bugs) for tap in where) and all(
         any(bug.shows_at(tap) for tap in where) for bug in bugs
@@ -196,7 +196,8 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes name every bug; one bug suffices if the report mentions a remaining error."""
+    """Return whether the faults' first causes name every bug, or name some bug while the report mentions a remaining
+    error."""
     first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
@@ -282,4 +283,4 @@ MEASURES = (
     Measure("drafts: bugs named after fixes", _named_of("fixed"), 0.95),
     Measure("drafts: right line", _drafted(lambda _, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
-"""The last three are of drafts, which have several bugs: the shares of named bugs and of right lines."""
+"""The last three measures judge drafts: the shares of named bugs and of right lines."""

@@ -24,7 +24,7 @@ from transparity_conformance.report.comparison import difference
 VIEWS: tuple[View, ...] = get_args(View)
 
 FILES = tuple(META / "independent" / name for name in ("positions.py", "model.py", "port.py"))
-"""The files of the port; each imports only earlier ones."""
+"""The files of the port; each file imports only earlier files."""
 
 Build = Callable[..., Callable[..., Any]]
 
@@ -93,8 +93,6 @@ def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
 
 
 class Offering:
-    """A forward pass with further methods."""
-
     def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
         self.forward = forward
         vars(self).update(offers)
@@ -139,7 +137,8 @@ def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
 
 
 def is_right(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether the error of the float32 logits is within the oracle's budget; do not use the checker."""
+    """Return whether the float32 logits are within the oracle's budget on every probe. The checker takes no part in
+    this comparison."""
     found = logits_with(case, bugs, "float32")
     for name, probe in probes_called(case).items():
         expected = probe.oracle.expected["logits"]

@@ -36,7 +36,8 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Draw rows with configurations. A row's id seeds its draws, so that a new row changes no other draws."""
+    """Draw `count` rows, each with a configuration. A row's id seeds its draws, so a new row does not change the draws
+    of other rows."""
     draws = sorted((random.Random(bug.id).random(), bug.id, bug) for bug in rows)[:count]
     return [
         (random.Random(name).choice([case for case in CASES if bug.runs_in(CASES[case])]), bug)
@@ -90,7 +91,6 @@ def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
 
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
-    """Use the oracle instead of the checker, because the checker rightly rejects a control that is wrong."""
     assert is_right(case, (bug,))
 
 

@@ -63,7 +63,7 @@ class Trial:
         return f"{self.case}, {self.view}{further}: {' and '.join(map(str, self.bugs))}"
 
     def acts(self) -> bool:
-        """Return whether every bug changes the float64 logits; True for correct ports and capabilities."""
+        """Return whether every bug changes the float64 logits; True for correct ports, and for bugs of capabilities."""
         return self.kind in ("control", "capability") or all_act(self.case, self.bugs)
 
     def run(self) -> dict[str, Any]:
@@ -88,7 +88,8 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return bugs named by the first report, bugs named after fixes, which lines are right, and false causes."""
+        """Return the bugs that the first report names, the bugs named after fixes, whether each reported line is right,
+        and the false causes."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -152,7 +153,7 @@ def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
 
 
 def is_everywhere(bug: Bug) -> bool:
-    """Return whether the bug changes nearly every tap, or makes every call different."""
+    """Return whether the bug changes nearly every tap (low precision), or every call gives another answer (dropout)."""
     return bool({"dropout-active", "low-precision"} & set(bug.causes))
 
 

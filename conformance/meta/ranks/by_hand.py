@@ -209,7 +209,8 @@ class Stages(Sharded):
 
 
 class Rows(Sharded):
-    """A plan that divides the rows of the batch; empty rows are filled with the first row."""
+    """A plan that divides the rows of the batch; copies of the first row make the number of rows divisible by the
+    number of ranks."""
 
     def own_rows(self, rows: Tensor) -> Tensor:
         padded = torch.cat([rows, rows[:1].expand(-len(rows) % RANKS, -1)])

@@ -48,6 +48,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> An
 
 
 def build_bias(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Return the wrong port: the biases of the summed layers are multiplied by the number of ranks."""
+    """Return the wrong port. Its biases are multiplied by the number of ranks, as if every rank added them before the
+    sum."""
     summed = ("attention.output.bias", "down.bias")
     return build(config, {name: x * RANKS if name.endswith(summed) else x for name, x in parameters.items()})

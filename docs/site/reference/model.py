@@ -81,7 +81,8 @@ def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Return the first four names of models, and the number of further names; `all` if no model is missing."""
+    """Return up to four names and the number of further names, such as "`a`, `b`, `c`, `d` and 3 more"; `all` for all
+    models."""
     if len(names) == len(systems()):
         return "all"
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""

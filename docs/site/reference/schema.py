@@ -24,7 +24,7 @@ def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
         told = " ".join([_type(part) + ".", told])
     required = part.get("required", [])
     rows = [
-        (f"`{name}`{'' if name in required else ' (not always)'}", _type(field), cell(field.get("description", "")))
+        (f"`{name}`{'' if name in required else ' (optional)'}", _type(field), cell(field.get("description", "")))
         for name, field in part.get("properties", {}).items()
     ]
     listed = table(("field", "type", "is"), rows) if rows else ""

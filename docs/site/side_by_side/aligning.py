@@ -56,7 +56,8 @@ def _walked_back(
 
 @cache
 def likeness(one: str, other: str) -> float:
-    """Return how alike two statements are, from 0 to 1: the mean for the names that they assign and for all words."""
+    """Return the similarity of two statements, from 0 to 1: the mean of the similarity of their assigned names and of
+    all their words."""
     return (_ratio(head(one), head(other)) + _ratio(one, other)) / 2
 
 

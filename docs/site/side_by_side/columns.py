@@ -28,7 +28,8 @@ COLUMNS = {
     "JAX": "backends/transparity_flax",
 }
 EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(encoding="utf-8"))
-"""The main function of a page, and its equation. Pages that are not listed show public functions first."""
+"""The main function of each page, and the function's equation, by page. A page without an entry shows public functions
+first."""
 
 CLAIMS: dict[str, str] = EQUATIONS.pop("claims")
 """The claims of docs/agreement.json on a page; other pages show the claims whose names start with the file's name."""
@@ -69,7 +70,8 @@ def _source(folder: str, subject: str) -> str:
 
 
 def _all_names(subject: str) -> list[str]:
-    """Return the names in a file of all columns: the main function, functions that it calls, others, private names."""
+    """Return the names in a file of all columns: the main function, its callees, other public names, then private
+    names."""
     names = dict.fromkeys(name for column in _definitions(subject) for name in column)
     shown = _called(subject, main) if (main := _main(subject)) else set()
     return sorted(names, key=lambda name: (name != main, name not in shown, name.startswith("_") or "." in name))
@@ -97,8 +99,9 @@ def _page(subject: str, shown: Columns) -> str:
 
 
 def _section(subject: str, name: str, shown: Columns) -> str:
-    """Return a section about a definition: heading, docstring, shapes, and rows of statements. Blocks of values are
-    open in a page's main function. Functions that the main function does not call are folded."""
+    """Return a section about a definition: heading, docstring, shapes, and rows of statements. In the section of the
+    page's main function, blocks of values are open. Sections of functions that the main function does not call are
+    folded."""
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
     listed = [definition.statements if definition else () for definition in found]

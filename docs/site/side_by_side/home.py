@@ -29,7 +29,7 @@ INDEX = re.compile(r"\[Documentation\]\([^)]*\) · ")
 """The link to the list of pages, which the site replaces by its navigation."""
 
 AROUND = 3
-"""The number of lines shown before and after a line."""
+"""The number of lines shown before and after a diverging line."""
 
 
 def textbook() -> str:
@@ -58,7 +58,7 @@ def answer() -> str:
     found = kept("home", [PAGE.read_bytes(), Path(__file__).read_bytes()], compared)
     both = "\n".join(f"<div markdown>\n{_around(found[side])}\n</div>" for side in ("yours", "theirs"))
     title = "## Two implementations, side by side"
-    link = "[Check a port of any model against another implementation of it](against.md)"
+    link = "[Compare a port of any model with another implementation](against.md)"
     return f'{title}\n\n> {found["says"]}\n\n<div class="both" markdown>\n{both}\n</div>\n\n{link}.\n'
 
 

@@ -4,7 +4,7 @@ import re
 from itertools import accumulate, pairwise
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
-"""A pattern for the places outside brackets at which a line may be broken."""
+"""Matches the text outside brackets after or before which a line may be broken."""
 
 
 def in_one_line(text: str) -> str:

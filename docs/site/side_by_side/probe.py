@@ -29,7 +29,8 @@ LINES = tuple[str, int]
 
 
 TRAINED = "gemma"
-"""The only trained model; others would take long, because NumPy's gradients need a forward pass per weight."""
+"""The only model that is trained; training more models would take long, because NumPy's gradients need a forward pass
+per weight."""
 
 CALLS = 12
 """The number of calls of one function that are followed in a model; later calls only repeat a loop."""
@@ -65,7 +66,8 @@ SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12,
 
 
 def models() -> dict[str, TransformerConfig]:
-    """Return small models by name. They use most functions; the first models use the most common functions."""
+    """Return small models by name. Together, the models call most functions of a column; the first models call the most
+    common functions."""
     translation = dataclasses.replace(
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )

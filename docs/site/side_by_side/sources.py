@@ -30,7 +30,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function, method or table. Its `name` is the same in all columns; its `label` is its name in this column."""
+    """A function, method or table. `name` is the common name in all columns; `label` is the name in this column."""
 
     name: str
     label: str

@@ -45,7 +45,8 @@ def judged(model_type: str) -> dict[str, Any]:
 
 
 def marks(text: str) -> Mapping[int, set[int]]:
-    """Return the wrong lines, each with the lines at which a report of the mistake is right."""
+    """Return, for each wrong line, the lines that a report may name: the wrong line, and the lines that use its
+    result."""
     found = [number for number, line in enumerate(text.splitlines(), 1) if "# mistake: " in line]
     return {number: {number} | lines_of_use(text, number, number) for number in found}
 

@@ -38,7 +38,7 @@ def named(folder: str) -> Any:
 
 
 class Cached:
-    """A decoder with a step that uses its cache."""
+    """A decoder that also runs in cached steps."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
@@ -56,7 +56,7 @@ def cached(folder: str) -> Any:
 
 
 class CachedTranslator:
-    """An encoder-decoder with a step that uses its cache."""
+    """An encoder-decoder that also runs in cached steps."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.pad = model.eval(), model.config.pad_token_id

@@ -1,4 +1,4 @@
-"""Penzai (JAX): Llama and Mistral by its converter, which reads a transformers model."""
+"""Llama and Mistral of Penzai (JAX), made from transformers models by Penzai's converter."""
 
 import json
 from pathlib import Path

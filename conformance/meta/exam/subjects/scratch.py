@@ -73,7 +73,7 @@ def load_qwen3(folder: str) -> Any:
 
 
 def _with_step(model: Any) -> Any:
-    """Add a step that uses the model's cache. The model itself counts the tokens in the cache."""
+    """Let the model run in cached steps; the model itself counts the tokens in the cache."""
 
     def step(tokens: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         kept, model.current_pos = cache or (KVCache(n_layers=len(model.trf_blocks)), 0)

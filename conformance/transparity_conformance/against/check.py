@@ -378,7 +378,8 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
     shapes = (next(iter(each.inputs.values())).shape for each in sides.called)
     batches = {shape[0] for shape in shapes if shape}
     count = len(sides.called) + report.coverage.calls
-    images = {value.shape[1:] for each in sides.called for value in each.inputs.values() if value.ndim == calls.IMAGE}
+    arrays = [value for each in sides.called for value in each.inputs.values()]
+    images = {value.shape[-3:] for value in arrays if value.ndim >= calls.IMAGE and value.dtype.kind == "f"}
     shapes_of_images = tuple(" × ".join(map(str, shape)) for shape in sorted(images))
     coverage = Coverage(
         tuple(sorted(lengths)), (), tuple(sorted(batches)), count, untested=untested, images=shapes_of_images

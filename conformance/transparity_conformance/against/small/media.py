@@ -94,7 +94,10 @@ class Layouts:
             if "image_sizes" in self.names:
                 yield images | {"image_sizes": np.array([shape[-2:]] * self.batch)}
             if "pixel_attention_mask" in self.names:
-                yield images | {"pixel_attention_mask": np.ones((self.batch, *shape[:-3], *shape[-2:]), np.int64)}
+                whole = np.ones((self.batch, *shape[:-3], *shape[-2:]), np.int64)
+                half = whole.copy()
+                half[-1, ..., shape[-1] // 2 :] = 0
+                yield from (images | {"pixel_attention_mask": mask} for mask in (half, whole))
             yield images
         yield from self._patches(1)
 

@@ -95,11 +95,14 @@ class Paired:
     confirmed: frozenset[str] = frozenset()
     """The tensors of the reference with a confirmed choice: the port computes the same values with this choice, or no
     other choice exists."""
+    stacks: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    """The tensors of the reference, and of the port, whose rows are chosen separately."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value, order="C") for name, value in port.items()}
+        given, filled = (_by_rows(of, names) for of, names in zip((theirs, made), self.stacks, strict=True))
         for name, choice in self.choices.items():
-            choice.fill(made, theirs[name])
+            choice.fill(filled, given[name])
         return made
 
     def fill(self, theirs: Tensors, forward: Any) -> None:
@@ -126,12 +129,16 @@ def paired(
     if not port:
         raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
 
+    stacks = _stacks(theirs, port), _stacks(port, theirs)
+
     def known(choices: Choices) -> Known:
-        ask(forward, "assign", Paired(choices).values(theirs, port))
+        ask(forward, "assign", Paired(choices, stacks=stacks).values(theirs, port))
         return Known({index: fingerprint(each.value) for index, each in enumerate(listen())})
 
-    found = _Search(program, shares(program, dtype), theirs, port, known).run()
-    fused = _of_unequal_parts(found.choices, port)
+    rows = _by_rows(port, stacks[1])
+    search = _Search(program, shares(program, dtype), _by_rows(theirs, stacks[0]), rows, known, stacks)
+    found = replace(search.run(), stacks=stacks)
+    fused = _of_unequal_parts(found.choices, rows)
     if fused and found.confirmed.isdisjoint(fused):
         names = ", ".join(sorted({_pattern(name) for name in fused.values()}))
         raise PortError(
@@ -148,6 +155,58 @@ def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
     parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
     sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
     return {name: fused for name, fused, _ in parts if sizes[fused] > 1}
+
+
+def _series(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """Group names that differ in one number, such as the names of a layer's experts. The key is the text before and
+    after this number; the numbers are 0, 1, 2, ..."""
+    found = defaultdict[tuple[str, str], dict[int, str]](dict)
+    for name in names:
+        for number in NUMBER.finditer(name):
+            found[name[: number.start()], name[number.end() :]][int(number[0])] = name
+    return {key: [each[n] for n in sorted(each)] for key, each in found.items() if sorted(each) == [*range(len(each))]}
+
+
+def _stacks(tensors: Tensors, others: Tensors) -> frozenset[str]:
+    """Return the tensors whose rows may be separate tensors in the other implementation, such as the experts of a
+    layer."""
+    lacking, spare = (
+        {name: each for name, each in of.items() if _sizes(each) not in shapes}
+        for of, shapes in ((tensors, {*map(_sizes, others.values())}), (others, {*map(_sizes, tensors.values())}))
+    )
+    rows = {(len(names), spare[names[0]].size) for names in _series(spare).values() if len(names) > 1}
+    whole = {each.size for each in spare.values()}
+    return frozenset(
+        name
+        for name, value in lacking.items()
+        if value.ndim > 1
+        and value.size not in whole
+        and any((len(value), value[0].size // parts) in rows for parts in (1, 2, 3) if value[0].size % parts == 0)
+    )
+
+
+def _sizes(value: np.ndarray) -> tuple[int, ...]:
+    return tuple(sorted(value.shape))
+
+
+def _by_rows(tensors: Tensors, stacks: Collection[str]) -> Tensors:
+    """Replace each tensor of `stacks` by its rows."""
+    rows = {name: [*enumerate(value)] for name, value in tensors.items() if name in stacks}
+    return {
+        (name if number is None else f"{name}.{number}"): each
+        for name, value in tensors.items()
+        for number, each in rows.get(name, [(None, value)])
+    }
+
+
+def _numbers(tensors: Tensors, stacks: Collection[str]) -> dict[str, set[tuple[int, int]]]:
+    """Map tensors to (length, number) of each series that contains the tensor. A row of a stack has only one series."""
+    found = {name: set[tuple[int, int]]() for name in tensors}
+    for (start, end), names in _series(tensors).items():
+        for number, name in enumerate(names):
+            if (stem := name.rpartition(".")[0]) not in stacks or (start, end) == (f"{stem}.", ""):
+                found[name].add((len(names), number))
+    return found
 
 
 def _pattern(name: str) -> str:
@@ -218,10 +277,20 @@ def _as_parts(
     `whole`."""
     if len(own) == len(whole) and (axis := _axis_of(part := _turned(own, axes), whole)) is not None:
         yield axis, part[axis], Place(name, axes)
-    for axis, count in itertools.product(range(len(whole)), (2, 3)):
+    for axis, count in itertools.product(range(len(whole)), (2, 3, 4)):
         part = (*whole[:axis], whole[axis] // count, *whole[axis + 1 :])
         if whole[axis] % count == 0 and _regroups(turned := _turned(part, axes), own):
             yield axis, part[axis], Place(name, axes, turned)
+
+
+def _runs(parts: Collection[tuple[int, Place]], size: int, most: int = 4) -> Iterator[tuple[Place, ...]]:
+    """Yield the sequences of parts of different tensors, at most `most`, whose sizes have the sum `size`."""
+    if size == 0:
+        yield ()
+    for own, place in parts if most else ():
+        others = [each for each in parts if each[0] <= size - own and each[1].name != place.name]
+        if own <= size:
+            yield from ((place, *rest) for rest in _runs(others, size - own, most - 1))
 
 
 class _Search:
@@ -234,6 +303,7 @@ class _Search:
         theirs: Tensors,
         port: Tensors,
         known: Callable[[Choices], Known],
+        stacks: tuple[frozenset[str], frozenset[str]],
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.known = program, within, theirs, port, known
         ours, needed = (Counter(tuple(sorted(each.shape)) for each in of.values()) for of in (port, theirs))
@@ -255,14 +325,19 @@ class _Search:
         for each, own in self.same.items():
             if theirs[each].shape in maps:
                 self.stored[own.rpartition(".")[2]].add(theirs[each].shape == port[own].shape)
+        self.stems = {name: name.rpartition(".")[0] for name in theirs if name.rpartition(".")[0] in stacks[0]}
+        self.numbers = [_numbers(of, names) for of, names in zip((theirs, port), stacks, strict=True)]
+        self.rows = {*self.stems, *(name for name in port if name.rpartition(".")[0] in stacks[1])}
         self.choices = {name: self._choices(name) for name in theirs}
         self.used: dict[int, list[str]] = {}
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
             names = {program.names[index] for index in given}
-            if (found := [each for each in theirs if each in names]) and short(step) not in VIEWS:
+            found = [each for each in theirs if self.stems.get(each, each) in names]
+            if found and short(step) not in VIEWS:
                 self.used[step.number] = found
         self.tried = set[frozenset[tuple[str, Choice]]]()
+        self.heard: dict[frozenset[tuple[str, Choice]], Known] = {}
 
     def _choices(self, name: str) -> list[Choice]:
         orders = [*itertools.permutations(range(self.theirs[name].ndim))]
@@ -270,6 +345,7 @@ class _Search:
         found = [each for axes in orders for whole in self.port for each in self._places(name, axes, whole)]
         ends = [axes for axes in orders if axes in (orders[0], orders[-1])]  # a fused matrix may be transposed
         found += [each for axes in ends for each in self._joined(name, axes)]
+        found = [each for each in found if self._is_same_row(name, each)]
         stored, count = self.stored[self.same.get(name, "").rpartition(".")[2]], self.theirs[name].ndim
         alike = [tuple(range(count))] if stored == {True} else [(1, 0)] if stored == {False} and count == 2 else orders
         named = {(Place(self.same.get(name, ""), axes),) for axes in alike}
@@ -278,6 +354,12 @@ class _Search:
         others = [each for each in found if not any(place.name in self.same.values() for place in each.places)]
         found = others or found
         return sorted(found, key=lambda choice: self._unlikeness(name, choice))
+
+    def _is_same_row(self, name: str, choice: Choice) -> bool:
+        """Return whether a row of a stack and its choice have the same number, unless no tensor is a row."""
+        owners = [place.name for place in choice.places]
+        own, others = self.numbers
+        return self.rows.isdisjoint({name, *owners}) or all(own[name] & others[each] for each in owners)
 
     def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, float]:
         """Return a sort key that prefers modules with tensors of the same shapes, and then similar names."""
@@ -300,44 +382,74 @@ class _Search:
         beside = [each for each in self.beside[_module(name)] if each != name]
         others = [_turned(self.lacking[each], axes) for each in beside if len(self.lacking[each]) == len(axes)]
         sizes, rest = [each[axis] for each in others if _axis_of(each, own) == axis], own[axis] - shape[axis]
-        pairs = [{0, *pair, rest} for pair in itertools.permutations([0, *sizes], 2) if sum(pair) == rest]
-        for start in sorted(set[int]().union(*pairs)):
+        orders = {pair for pair in itertools.permutations([0, 0, *sorted(sizes)[:6]], 3) if sum(pair) == rest}
+        for start in sorted({0, *(sum(pair[:end]) for pair in orders for end in (1, 2, 3))} if orders else ()):
             yield Choice((Place(whole, axes, axis=axis, part=(start, start + shape[axis])),))
 
     def _joined(self, name: str, axes: tuple[int, ...]) -> Iterator[Choice]:
-        shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, Place]]]()
+        """Yield choices of several tensors that the reference fuses, if they are in one module, or in modules of one
+        module."""
+        shape, modules = self.theirs[name].shape, defaultdict[tuple[int, int, str], list[tuple[int, Place]]](list)
         for each, own in self.spare.items() if name in self.lacking else ():
             for axis, size, place in _as_parts(each, own, shape, axes):
-                modules.setdefault((axis, _module(each)), []).append((size, place))
-        for (axis, _), fitting in modules.items():
-            for run in (run for count in (3, 2) for run in itertools.permutations(fitting, count)):
-                if sum(size for size, _ in run) == shape[axis]:
-                    yield Choice(tuple(place for _, place in run), axis)
+                names = each.split(".")
+                for depth in range(len(names)):
+                    modules[-depth, axis, ".".join(names[:depth])].append((size, place))
+        joined = set[str]()
+        for (_, axis, _), every in sorted(modules.items(), key=operator.itemgetter(0)):
+            fitting = [each for each in every if each[1].name not in joined]
+            for run in _runs(fitting, shape[axis]) if len(fitting) <= 16 else ():
+                joined |= {place.name for place in run}
+                yield Choice(run, axis)
 
     def run(self) -> Paired:
         """Improve the first guess until the port computes each value that depends directly on a tensor."""
         now, confirmed = self._guessed(), set[str]()
-        known = self.known(now)
+        known = self._heard(now)
         for step in self.program.steps:
-            names, has = self.used.get(step.number, []), self._has(step, known)
+            names, has = self._told(step), self._has(step, known)
             tells = not has and short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
             if set(names) <= confirmed and not tells:
                 continue
-            before = {name for number in self._makers(step) for name in self.used[number]} if names else set[str]()
+            makers = self._makers(step)
+            before = {name for number in makers for name in self._told(self.program.steps[number])}
             if not has:
-                if not before <= confirmed:
-                    continue  # Before this step, some tensor is not confirmed, so a wrong value proves nothing.
-                some = self._alternatives(now, names, confirmed) if names else self._exchanges(now, step)
+                earlier = {
+                    name
+                    for each in makers
+                    for number in self._makers(self.program.steps[each])
+                    for name in self.used[number]
+                }
+                free = [*names, *sorted(before - confirmed)]
+                if not before <= confirmed and (len(free) > 3 or not earlier <= confirmed):
+                    continue  # Too many tensors are not confirmed before this step, so a wrong value proves nothing.
+                some = self._alternatives(now, free, confirmed) if free else self._exchanges(now, step)
                 for tried in itertools.islice(some, 64):
-                    heard = self.known(tried)
+                    heard = self._heard(tried)
                     if self._has(step, heard):
                         now, known = tried, heard
                         break
                 else:
                     continue
+            if not {*names, *before} <= confirmed:
+                self.heard.clear()
             confirmed |= {*names, *before}
         only = {name for name, choices in self.choices.items() if len(choices) == 1}
         return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed | only))
+
+    def _heard(self, choices: Choices) -> Known:
+        """Return the port's values. A step that shows no value of the port leaves the same choices to the next step."""
+        key = frozenset(choices.items())
+        if key not in self.heard:
+            self.heard[key] = self.known(choices)
+        return self.heard[key]
+
+    def _told(self, step: Step) -> list[str]:
+        """Return the tensors that a step uses. A map of zeros, such as the first state of a recurrence, tells nothing
+        about its matrix."""
+        values = [self.program.values[item.index] for _, item in references(step) if item.index in self.program.values]
+        is_zero = any(value.ndim and not value.any() for value in values)
+        return [each for each in self.used.get(step.number, []) if not is_zero or self.theirs[each].ndim == 1]
 
     def _guessed(self) -> Choices:
         found = self._filled({})
@@ -358,11 +470,22 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
+        """Extend `choices` by a choice for each other tensor. If earlier choices leave a tensor no choice, this tensor
+        chooses earlier."""
+        first = list[str]()
+        while True:
+            found = self._in_order(choices, [*first, *(each for each in self.theirs if each not in first)])
+            missing = next((name for name in self.theirs if name not in found), None)
+            if missing is None or missing in first or missing in choices:
+                return {name: found[name] for name in self.theirs if name in found}
+            first.insert(0, missing)
+
+    def _in_order(self, choices: Choices, names: Sequence[str]) -> Choices:
         """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice. Prefer modules of
         the port that already hold tensors of the same reference module."""
         found, taken = Choices(), defaultdict[str, list[Place]](list)
         modules = defaultdict[str, set[str]](set)
-        for name in [*choices, *(each for each in self.theirs if each not in choices)]:
+        for name in [*choices, *(each for each in names if each not in choices)]:
             beside = modules[name.rpartition(".")[0]]
             free = [
                 choice
@@ -375,7 +498,7 @@ class _Search:
             beside |= found[name].modules
             for place in found[name].places:
                 taken[place.name].append(place)
-        return {name: found[name] for name in self.theirs if name in found}
+        return found
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
         """Return `now` with the choices `wanted`. If a choice in `now` overlaps `wanted`, the tensor gets another

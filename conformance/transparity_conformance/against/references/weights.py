@@ -5,6 +5,7 @@ fuses."""
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import operator
 import re
@@ -65,11 +66,11 @@ class Choice:
     places: tuple[Place, ...]
     axis: int = 0
 
-    @property
+    @functools.cached_property
     def modules(self) -> set[str]:
         return {each.name.rpartition(".")[0] for each in self.places}
 
-    @property
+    @functools.cached_property
     def owners(self) -> tuple[Any, ...]:
         """Return (module, number of the part) for each place, such as ("attention", 2) for the third part of a fused
         tensor."""
@@ -213,6 +214,7 @@ def _pattern(name: str) -> str:
     return NUMBER.sub("#", name)
 
 
+@functools.lru_cache(None)
 def _similarity(one: str, other: str) -> float:
     words = re.compile(r"[._]").split
     return difflib.SequenceMatcher(None, words(one), words(other), autojunk=False).ratio()
@@ -277,10 +279,22 @@ def _as_parts(
     `whole`."""
     if len(own) == len(whole) and (axis := _axis_of(part := _turned(own, axes), whole)) is not None:
         yield axis, part[axis], Place(name, axes)
-    for axis, count in itertools.product(range(len(whole)), (2, 3, 4)):
+    for axis, count in itertools.product(range(len(whole)), range(2, 10)):
         part = (*whole[:axis], whole[axis] // count, *whole[axis + 1 :])
         if whole[axis] % count == 0 and _regroups(turned := _turned(part, axes), own):
             yield axis, part[axis], Place(name, axes, turned)
+
+
+MANY = 120
+"""The checker tries all orders of the parts of a fused tensor if there are at most this many orders."""
+
+
+def _windows(parts: Sequence[tuple[int, Place]], size: int) -> Iterator[tuple[Place, ...]]:
+    """Yield neighboring parts whose equal sizes have the sum `size`. The first part is a neighbor of the last part."""
+    places, sizes = [*{place.name: place for _, place in parts}.values()], {own for own, _ in parts}
+    count = size // min(sizes)
+    if len(sizes) == 1 and count * min(sizes) == size and count <= len(places):
+        yield from (tuple((places * 2)[start : start + count]) for start in range(len(places)))
 
 
 def _runs(parts: Collection[tuple[int, Place]], size: int, most: int = 4) -> Iterator[tuple[Place, ...]]:
@@ -329,6 +343,10 @@ class _Search:
         self.numbers = [_numbers(of, names) for of, names in zip((theirs, port), stacks, strict=True)]
         self.rows = {*self.stems, *(name for name in port if name.rpartition(".")[0] in stacks[1])}
         self.choices = {name: self._choices(name) for name in theirs}
+        modules = defaultdict[str, list[str]](list)
+        for name in theirs:
+            modules[name.rpartition(".")[0]].append(name)
+        self.modules = {name: modules[name.rpartition(".")[0]] for name in theirs}
         self.used: dict[int, list[str]] = {}
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
@@ -373,10 +391,10 @@ class _Search:
         shape, own = _turned(self.theirs[name].shape, axes), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, axes),))
+        if (name in self.lacking or whole in self.spare) and _regroups(shape, own):
+            yield Choice((Place(whole, axes, shape),))
         if name not in self.lacking or whole not in self.spare:
             return
-        if _regroups(shape, own):
-            yield Choice((Place(whole, axes, shape),))
         if (axis := _axis_of(shape, own)) is None:
             return
         beside = [each for each in self.beside[_module(name)] if each != name]
@@ -398,7 +416,11 @@ class _Search:
         joined = set[str]()
         for (_, axis, _), every in sorted(modules.items(), key=operator.itemgetter(0)):
             fitting = [each for each in every if each[1].name not in joined]
-            for run in _runs(fitting, shape[axis]) if len(fitting) <= 16 else ():
+            runs = [*itertools.islice(_runs(fitting, shape[axis]), MANY + 1)] if len(fitting) <= 12 else []
+            if not 0 < len(runs) <= MANY:
+                by_size = ([each for each in fitting if each[0] == size] for size in {size: 0 for size, _ in fitting})
+                runs = [run for group in by_size for run in _windows(group, shape[axis])]
+            for run in runs:
                 joined |= {place.name for place in run}
                 yield Choice(run, axis)
 
@@ -423,8 +445,10 @@ class _Search:
                 free = [*names, *sorted(before - confirmed)]
                 if not before <= confirmed and (len(free) > 3 or not earlier <= confirmed):
                     continue  # Too many tensors are not confirmed before this step, so a wrong value proves nothing.
-                some = self._alternatives(now, free, confirmed) if free else self._exchanges(now, step)
-                for tried in itertools.islice(some, 64):
+                if not free and self._is_passed(step, known):
+                    continue
+                others = self._alternatives(now, free, confirmed) if free else self._exchanges(now, step)
+                for tried in itertools.chain(self._by_parts(now, step, confirmed), itertools.islice(others, 64)):
                     heard = self._heard(tried)
                     if self._has(step, heard):
                         now, known = tried, heard
@@ -470,35 +494,34 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Extend `choices` by a choice for each other tensor. If earlier choices leave a tensor no choice, this tensor
-        chooses earlier."""
-        first = list[str]()
-        while True:
-            found = self._in_order(choices, [*first, *(each for each in self.theirs if each not in first)])
-            missing = next((name for name in self.theirs if name not in found), None)
-            if missing is None or missing in first or missing in choices:
-                return {name: found[name] for name in self.theirs if name in found}
-            first.insert(0, missing)
-
-    def _in_order(self, choices: Choices, names: Sequence[str]) -> Choices:
-        """Extend `choices`: each other tensor gets its first choice that overlaps no earlier choice. Prefer modules of
-        the port that already hold tensors of the same reference module."""
-        found, taken = Choices(), defaultdict[str, list[Place]](list)
-        modules = defaultdict[str, set[str]](set)
-        for name in [*choices, *(each for each in names if each not in choices)]:
-            beside = modules[name.rpartition(".")[0]]
-            free = [
-                choice
-                for choice in ([choices[name]] if name in choices else self.choices[name])
-                if not any(place.overlaps(other) for place in choice.places for other in taken[place.name])
-            ]
-            if not free:
+        """Extend `choices` by a choice for each other tensor. Prefer modules of the port that already hold tensors of
+        the same reference module. If each choice of a tensor overlaps earlier choices, these tensors choose again."""
+        found, owners, lost = {**choices}, defaultdict[str, set[str]](set), Counter[str]()
+        for name, choice in choices.items():
+            for place in choice.places:
+                owners[place.name].add(name)
+        waiting = [name for name in self.theirs if name not in choices]
+        for name in itertools.islice(waiting, 8 * len(self.theirs)):
+            beside = {each for other in self.modules[name] if other in found for each in found[other].modules}
+            best, conflicts = None, list[str]()
+            for number, choice in enumerate(self.choices[name]):
+                near = {
+                    each for place in choice.places for each in owners[place.name] if choice.overlaps([found[each]])
+                }
+                key = sum(1 + lost[each] for each in near), beside.isdisjoint(choice.modules), number
+                if near.isdisjoint(choices) and (best is None or key < best[0]):
+                    best, conflicts = (key, choice), sorted(near)
+            if best is None:
                 continue
-            found[name] = max(free, key=lambda choice: not beside.isdisjoint(choice.modules))
-            beside |= found[name].modules
-            for place in found[name].places:
-                taken[place.name].append(place)
-        return found
+            for each in conflicts:
+                for place in found.pop(each).places:
+                    owners[place.name].discard(each)
+            lost.update(conflicts)
+            waiting += conflicts
+            found[name] = best[1]
+            for place in best[1].places:
+                owners[place.name].add(name)
+        return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
         """Return `now` with the choices `wanted`. If a choice in `now` overlaps `wanted`, the tensor gets another
@@ -512,15 +535,74 @@ class _Search:
                 return found
         return None
 
+    def _by_parts(self, now: Choices, step: Step, fixed: Collection[str]) -> Iterator[Choices]:
+        """Find the tensor of the port for each part of the fused tensors of a step. Each trial loads the parts into
+        neighboring modules of the port; a part has its module if the port computes the part of the step's value."""
+        names, parts = self._told(step), self._parts(step)
+        taken = [now[name] for name in fixed if name not in names]
+        ways = [*itertools.product((self.is_turned, not self.is_turned), (0, 1))]
+        for is_turned, axis in ways if names and not {*names} & {*fixed} else ():
+            axes = {name: min(axis, self.theirs[name].ndim - 1) for name in names}
+            places = {name: self._places_of_parts(name, axes[name], len(parts), is_turned, taken) for name in names}
+            modules = [each for each in places[names[0]] if all(each in of for of in places.values())]
+            found = dict[int, str]()
+            for start in range(len(modules)) if 1 < len(parts) <= len(modules) else ():
+                window = (modules * 2)[start : start + len(parts)]
+                wanted = {name: Choice(tuple(of[each] for each in window), axes[name]) for name, of in places.items()}
+                heard = self._heard({name: each for name, each in now.items() if name in fixed} | wanted)
+                for number, (index, module) in enumerate(zip(parts, window, strict=True)):
+                    if heard.equal_to(self.program.values[index], self.within.get(index, 0.0)):
+                        found.setdefault(number, module)
+                if len(found) == len(parts) == len({*found.values()}):
+                    every = [found[number] for number in sorted(found)]
+                    wanted = {
+                        name: Choice(tuple(of[each] for each in every), axes[name]) for name, of in places.items()
+                    }
+                    completed = self._with(now, wanted, fixed)
+                    yield from [completed] if completed is not None else []
+                    return
+
+    def _places_of_parts(
+        self, name: str, axis: int, count: int, is_turned: bool, taken: list[Choice]
+    ) -> dict[str, Place]:
+        """Map modules of the port to the places for one of `count` parts of a fused tensor."""
+        shape, found = self.theirs[name].shape, dict[str, Place]()
+        orders = [*itertools.permutations(range(len(shape)))]
+        for axes in orders[::-1] if is_turned else orders:
+            for each, own in self.spare.items() if name in self.lacking else ():
+                for along, size, place in _as_parts(each, own, shape, axes):
+                    if along == axis and size * count == shape[axis] and not Choice((place,)).overlaps(taken):
+                        found.setdefault(each.rpartition(".")[0], place)
+        return found
+
+    def _parts(self, step: Step) -> list[int]:
+        """Return the equal parts into which later steps split the value of a step."""
+        found, later = list[tuple[int, int, int]](), [step]
+        for each in later:
+            size = self.program.values[each.output].numel()
+            if short(each) in PARTS and size < self.program.values[step.output].numel():
+                start = each.args[2] if short(each) in ("select", "slice") else 0
+                found += [(start, each.number, index) for index in each.outputs]
+            elif short(each) in VIEWS or short(each) in PARTS or each is step:
+                later += [self.program.steps[number] for number in sorted(self.program.readers_of(each.number))]
+        return [index for _, _, index in sorted(found)]
+
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
         """Swap choices of tensors that share an operand, such as a feed-forward's gate and up projection."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}
             for choices in self._alternatives(now, self.used[one], self.theirs.keys() - free):
-                if (key := frozenset(choices.items())) not in self.tried:
+                if (key := frozenset(choices.items() - now.items())) not in self.tried:
                     self.tried.add(key)
                     yield choices
+
+    def _is_passed(self, step: Step, known: Known) -> bool:
+        """Return whether the port computes a later value that depends on a step, by another formula."""
+        later = [step.number]
+        for number in later:
+            later += [each for each in self.program.readers_of(number) if each not in later and len(later) < 32]
+        return any(self._has(self.program.steps[number], known) for number in later[1:])
 
     def _makers(self, step: Step) -> list[int]:
         between = ancestors([step.number], self.program.makers, self.used)

@@ -445,10 +445,11 @@ class _Search:
                 free = [*names, *sorted(before - confirmed)]
                 if not before <= confirmed and (len(free) > 3 or not earlier <= confirmed):
                     continue  # Too many tensors are not confirmed before this step, so a wrong value proves nothing.
-                if not free and self._is_passed(step, known):
+                if self._is_incomplete(step) if names else not free and self._is_passed(step, known):
                     continue
-                others = self._alternatives(now, free, confirmed) if free else self._exchanges(now, step)
-                for tried in itertools.chain(self._by_parts(now, step, confirmed), itertools.islice(others, 64)):
+                others = self._alternatives(now, free, confirmed) if free else self._exchanges(now, step, confirmed)
+                parts = () if confirmed & {*free} else self._by_parts(now, step, free, confirmed)
+                for tried in itertools.chain(parts, itertools.islice(others, 64)):
                     heard = self._heard(tried)
                     if self._has(step, heard):
                         now, known = tried, heard
@@ -535,32 +536,31 @@ class _Search:
                 return found
         return None
 
-    def _by_parts(self, now: Choices, step: Step, fixed: Collection[str]) -> Iterator[Choices]:
-        """Find the tensor of the port for each part of the fused tensors of a step. Each trial loads the parts into
-        neighboring modules of the port; a part has its module if the port computes the part of the step's value."""
-        names, parts = self._told(step), self._parts(step)
-        taken = [now[name] for name in fixed if name not in names]
+    def _by_parts(self, now: Choices, step: Step, names: Sequence[str], fixed: Collection[str]) -> Iterator[Choices]:
+        """Find the tensors of the port for the parts of fused tensors, whose step is `step`. Each trial loads the parts
+        into neighboring modules of the port; a part fits a module if the port computes the part of the step's value."""
+        parts, taken = self._parts(step), [now[name] for name in fixed]
         ways = [*itertools.product((self.is_turned, not self.is_turned), (0, 1))]
-        for is_turned, axis in ways if names and not {*names} & {*fixed} else ():
+        for is_turned, axis in ways if names and len(parts) > 1 else ():
             axes = {name: min(axis, self.theirs[name].ndim - 1) for name in names}
             places = {name: self._places_of_parts(name, axes[name], len(parts), is_turned, taken) for name in names}
             modules = [each for each in places[names[0]] if all(each in of for of in places.values())]
-            found = dict[int, str]()
-            for start in range(len(modules)) if 1 < len(parts) <= len(modules) else ():
+            found: list[list[str]] = [[] for _ in parts]
+
+            def of(every: Sequence[str]) -> Choices:
+                return {name: Choice(tuple(places[name][each] for each in every), axes[name]) for name in names}  # noqa: B023
+
+            for start in range(len(modules)) if len(parts) <= len(modules) else ():
                 window = (modules * 2)[start : start + len(parts)]
-                wanted = {name: Choice(tuple(of[each] for each in window), axes[name]) for name, of in places.items()}
-                heard = self._heard({name: each for name, each in now.items() if name in fixed} | wanted)
-                for number, (index, module) in enumerate(zip(parts, window, strict=True)):
+                heard = self._heard({name: each for name, each in now.items() if name in fixed} | of(window))
+                for index, module, fitting in zip(parts, window, found, strict=True):
                     if heard.equal_to(self.program.values[index], self.within.get(index, 0.0)):
-                        found.setdefault(number, module)
-                if len(found) == len(parts) == len({*found.values()}):
-                    every = [found[number] for number in sorted(found)]
-                    wanted = {
-                        name: Choice(tuple(of[each] for each in every), axes[name]) for name, of in places.items()
-                    }
-                    completed = self._with(now, wanted, fixed)
-                    yield from [completed] if completed is not None else []
-                    return
+                        fitting.append(module)
+            if all(found):
+                ordered = [sorted(each, key=modules.index) for each in found]
+                completed = [self._with(now, of(every), fixed) for every in zip(*ordered, strict=False)]
+                yield from filter(None, completed)
+                return
 
     def _places_of_parts(
         self, name: str, axis: int, count: int, is_turned: bool, taken: list[Choice]
@@ -587,15 +587,35 @@ class _Search:
                 later += [self.program.steps[number] for number in sorted(self.program.readers_of(each.number))]
         return [index for _, _, index in sorted(found)]
 
-    def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
+    def _exchanges(self, now: Choices, step: Step, confirmed: Collection[str]) -> Iterator[Choices]:
         """Swap choices of tensors that share an operand, such as a feed-forward's gate and up projection."""
         for one in self._makers(step):
+            names = self._with_matrix(one)
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
-            free = {name for number in (one, *beside) for name in self.used[number]}
-            for choices in self._alternatives(now, self.used[one], self.theirs.keys() - free):
+            free = {*names, *(name for number in beside for name in self.used[number])}
+            fixed = [name for name in confirmed if name not in free]
+            pairs = ([*zip(names, self._with_matrix(other), strict=False)] for other in beside if other != one)
+            swapped = ({each: now[other] for pair in pairs for each, other in (pair, pair[::-1])} for pairs in pairs)
+            fitting = (each for each in swapped if all(each[name] in self.choices[name] for name in each))
+            swaps = filter(None, (self._with(now, each, fixed) for each in fitting))
+            others = self._alternatives(now, names, self.theirs.keys() - free)
+            for choices in itertools.chain(swaps, self._by_parts(now, self.program.steps[one], names, fixed), others):
                 if (key := frozenset(choices.items() - now.items())) not in self.tried:
                     self.tried.add(key)
                     yield choices
+
+    def _with_matrix(self, number: int) -> list[str]:
+        """Return the tensors of a step; if the step only adds a bias, also the matrix of the map before the step."""
+        names = self.used[number]
+        before = self._makers(self.program.steps[number]) if all(self.theirs[each].ndim == 1 for each in names) else []
+        return [*(self.used[before[0]] if len(before) == 1 else ()), *names]
+
+    def _is_incomplete(self, step: Step) -> bool:
+        """Return whether the next step adds a bias, so that the port may not compute the value of this step."""
+        readers = self.program.readers_of(step.number)
+        while readers and all(short(self.program.steps[each]) in VIEWS for each in readers):
+            readers = {reader for each in readers for reader in self.program.readers_of(each)}
+        return bool(readers) and all(short(self.program.steps[each]) == "add" and each in self.used for each in readers)
 
     def _is_passed(self, step: Step, known: Known) -> bool:
         """Return whether the port computes a later value that depends on a step, by another formula."""

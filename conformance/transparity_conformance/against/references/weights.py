@@ -538,29 +538,36 @@ class _Search:
 
     def _by_parts(self, now: Choices, step: Step, names: Sequence[str], fixed: Collection[str]) -> Iterator[Choices]:
         """Find the tensors of the port for the parts of fused tensors, whose step is `step`. Each trial loads the parts
-        into neighboring modules of the port; a part fits a module if the port computes the part of the step's value."""
+        into neighboring modules of the port. A module fits if the port then computes the part of the step's value."""
         parts, taken = self._parts(step), [now[name] for name in fixed]
         ways = [*itertools.product((self.is_turned, not self.is_turned), (0, 1))]
         for is_turned, axis in ways if names and len(parts) > 1 else ():
             axes = {name: min(axis, self.theirs[name].ndim - 1) for name in names}
             places = {name: self._places_of_parts(name, axes[name], len(parts), is_turned, taken) for name in names}
             modules = [each for each in places[names[0]] if all(each in of for of in places.values())]
-            found: list[list[str]] = [[] for _ in parts]
-
-            def of(every: Sequence[str]) -> Choices:
-                return {name: Choice(tuple(places[name][each] for each in every), axes[name]) for name in names}  # noqa: B023
-
+            made = functools.partial(self._of_modules, places, axes)
+            fitting = set[str]()
             for start in range(len(modules)) if len(parts) <= len(modules) else ():
                 window = (modules * 2)[start : start + len(parts)]
-                heard = self._heard({name: each for name, each in now.items() if name in fixed} | of(window))
-                for index, module, fitting in zip(parts, window, found, strict=True):
-                    if heard.equal_to(self.program.values[index], self.within.get(index, 0.0)):
-                        fitting.append(module)
-            if all(found):
-                ordered = [sorted(each, key=modules.index) for each in found]
-                completed = [self._with(now, of(every), fixed) for every in zip(*ordered, strict=False)]
-                yield from filter(None, completed)
+                heard = self._heard({name: each for name, each in now.items() if name in fixed} | made(window))
+                values = [self.program.values[index] for index in parts]
+                told = [
+                    heard.equal_to(value, self.within.get(index, 0.0))
+                    for index, value in zip(parts, values, strict=True)
+                ]
+                fitting |= {module for module, has in zip(window, told, strict=True) if has}
+            found = [each for each in modules if each in fitting]
+            groups = [found[start : start + len(parts)] for start in range(0, len(found), len(parts))]
+            for group in (each for each in groups if len(each) == len(parts)):
+                orders = itertools.permutations(group) if len(group) < 5 else [group]
+                yield from filter(None, (self._with(now, made(order), fixed) for order in orders))
+            if groups:
                 return
+
+    def _of_modules(
+        self, places: Mapping[str, Mapping[str, Place]], axes: Mapping[str, int], modules: Sequence[str]
+    ) -> Choices:
+        return {name: Choice(tuple(of[each] for each in modules), axes[name]) for name, of in places.items()}
 
     def _places_of_parts(
         self, name: str, axis: int, count: int, is_turned: bool, taken: list[Choice]
@@ -636,9 +643,12 @@ class _Search:
         """Return whether the port computes a step's value, or all parts into which later steps split this value."""
         # The mean of a `native_layer_norm`, which is another output, does not depend on the weight.
         compared = step.outputs if short(step) in PARTS else (step.output,)
-        if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in compared):
+        return all(self._has_value(each, known) for each in compared)
+
+    def _has_value(self, index: int, known: Known) -> bool:
+        if known.equal_to(self.program.values[index], self.within.get(index, 0.0)):
             return True
-        readers = [self.program.steps[number] for number in self.program.readers_of(step.number)]
+        readers = [self.program.steps[number] for number in self.program.readers.get(index, ())]
         views = [each for each in readers if short(each) in VIEWS]
         parts = [each for each in readers if short(each) in PARTS]
         return any(self._has(each, known) for each in views) or (

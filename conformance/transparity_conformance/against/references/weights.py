@@ -340,6 +340,7 @@ class _Search:
             if theirs[each].shape in maps:
                 self.stored[own.rpartition(".")[2]].add(theirs[each].shape == port[own].shape)
         self.stems = {name: name.rpartition(".")[0] for name in theirs if name.rpartition(".")[0] in stacks[0]}
+        self.depths = {*Counter(self.stems.values()).values()}
         self.numbers = [_numbers(of, names) for of, names in zip((theirs, port), stacks, strict=True)]
         self.rows = {*self.stems, *(name for name in port if name.rpartition(".")[0] in stacks[1])}
         self.choices = {name: self._choices(name) for name in theirs}
@@ -646,8 +647,11 @@ class _Search:
         return all(self._has_value(each, known) for each in compared)
 
     def _has_value(self, index: int, known: Known) -> bool:
-        if known.equal_to(self.program.values[index], self.within.get(index, 0.0)):
+        value, within = self.program.values[index], self.within.get(index, 0.0)
+        if known.equal_to(value, within):
             return True
+        if value.ndim > 1 and len(value) in self.depths and all(known.equal_to(each, within) for each in value):
+            return True  # the port computes this value row by row, as for experts
         readers = [self.program.steps[number] for number in self.program.readers.get(index, ())]
         views = [each for each in readers if short(each) in VIEWS]
         parts = [each for each in readers if short(each) in PARTS]
@@ -676,17 +680,35 @@ class _Search:
     def _as_in_other_layers(self, now: Choices, confirmed: Collection[str]) -> Choices:
         """Repeat, for each unconfirmed tensor, the confirmed choice of the same tensor in another layer."""
         for name in [each for each in now if each not in confirmed]:
-            for known in confirmed:
-                ours, theirs = NUMBER.findall(name), NUMBER.findall(known)
-                if not ours or ours == theirs or _pattern(name) != _pattern(known):
-                    continue
-                numbers = dict(zip(theirs, ours, strict=True))
-                renamed = (
-                    replace(place, name=NUMBER.sub(lambda found: numbers.get(found[0], found[0]), place.name))  # noqa: B023
-                    for place in now[known].places
-                )
-                wanted = replace(now[known], places=tuple(renamed))
+            for wanted in _of_other_layers(name, {each: now[each] for each in sorted(confirmed)}):
                 if wanted in self.choices[name] and (found := self._with(now, {name: wanted}, confirmed)) is not None:
                     now = found
                     break
         return now
+
+
+def _of_other_layers(name: str, known: Choices) -> Iterator[Choice]:
+    """Yield choices like the choices of tensors whose names differ from `name` in one number. An early number is more
+    likely to be the number of a layer."""
+    ours, alike = NUMBER.findall(name), defaultdict[int, list[tuple[str, str, Choice]]](list)
+    for other, choice in known.items():
+        theirs = NUMBER.findall(other)
+        if (
+            _pattern(other) == _pattern(name)
+            and len(differ := [n for n, each in enumerate(ours) if each != theirs[n]]) == 1
+        ):
+            alike[differ[0]].append((theirs[differ[0]], ours[differ[0]], choice))
+    for (old, new, choice), number in itertools.product((each for n in sorted(alike) for each in alike[n]), range(3)):
+        renamed = [_renumbered(place.name, old, new, number) for place in choice.places]
+        yield replace(
+            choice, places=tuple(replace(place, name=each) for place, each in zip(choice.places, renamed, strict=True))
+        )
+
+
+def _renumbered(name: str, old: str, new: str, number: int) -> str:
+    """Replace `old` by `new`, where `old` is a number in a name, at its occurrence `number`."""
+    found = [each.span() for each in NUMBER.finditer(name) if each[0] == old]
+    if number >= len(found):
+        return name
+    start, end = found[number]
+    return f"{name[:start]}{new}{name[end:]}"

@@ -229,6 +229,11 @@ def _plain(name: str) -> str:
     return f"{module}{dot}{PARAMETERS.get(parameter, parameter)}"
 
 
+def _statistic(name: str) -> str:
+    word = re.split(r"[._]", name)[-1]
+    return {"mean": "mean", "var": "var", "variance": "var"}.get(word, "")
+
+
 def _same_names(theirs: Iterable[str], port: Collection[str]) -> dict[str, str]:
     """Map tensors of the reference to tensors of the port, if most names are equal. A common prefix and the frameworks'
     names of parameters may differ."""
@@ -364,7 +369,7 @@ class _Search:
         found = [each for axes in orders for whole in self.port for each in self._places(name, axes, whole)]
         ends = [axes for axes in orders if axes in (orders[0], orders[-1])]  # a fused matrix may be transposed
         found += [each for axes in ends for each in self._joined(name, axes)]
-        found = [each for each in found if self._is_same_row(name, each)]
+        found = [each for each in found if self._is_same_row(name, each) and self._is_same_statistic(name, each)]
         stored, count = self.stored[self.same.get(name, "").rpartition(".")[2]], self.theirs[name].ndim
         alike = [tuple(range(count))] if stored == {True} else [(1, 0)] if stored == {False} and count == 2 else orders
         named = {(Place(self.same.get(name, ""), axes),) for axes in alike}
@@ -380,11 +385,23 @@ class _Search:
         own, others = self.numbers
         return self.rows.isdisjoint({name, *owners}) or all(own[name] & others[each] for each in owners)
 
-    def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, float]:
-        """Return a sort key that prefers modules with tensors of the same shapes, and then similar names."""
-        own = self.groups[0][name.rpartition(".")[0]]
+    def _is_same_statistic(self, name: str, choice: Choice) -> bool:
+        """Return whether both tensors are the same statistic of a batch norm, or neither is a statistic."""
+        counts = [Counter(map(_statistic, of)) for of in (self.theirs, self.port)]
+        kinds = {_statistic(each) for each in (name, *(place.name for place in choice.places))}
+        return len(kinds) == 1 or any(counts[0][each] != counts[1][each] for each in kinds - {""})
+
+    def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, bool, float]:
+        """Return a sort key that prefers modules with tensors of the same shapes, then the same kind of parameter, and
+        then similar names."""
+        own, words = self.groups[0][name.rpartition(".")[0]], re.compile(r"[._]").split
         is_other = any(self.groups[1][module] != own for module in choice.modules)
-        return is_other, -min(_similarity(name, place.name) for place in choice.places)
+        names, kind = [_plain(place.name) for place in choice.places], words(_plain(name))[-1]
+        return (
+            is_other,
+            any(words(each)[-1] != kind for each in names),
+            -min(_similarity(_plain(name), each) for each in names),
+        )
 
     def _places(self, name: str, axes: tuple[int, ...], whole: str) -> Iterator[Choice]:
         """Yield the port's tensor `whole`, or a part of this tensor if other tensors of the module fit into the

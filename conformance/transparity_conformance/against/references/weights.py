@@ -171,9 +171,10 @@ def _series(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
 def _stacks(tensors: Tensors, others: Tensors) -> frozenset[str]:
     """Return the tensors whose rows may be separate tensors in the other implementation, such as the experts of a
     layer."""
+    sizes = [Counter(map(_sizes, of.values())) for of in (tensors, others)]
     lacking, spare = (
-        {name: each for name, each in of.items() if _sizes(each) not in shapes}
-        for of, shapes in ((tensors, {*map(_sizes, others.values())}), (others, {*map(_sizes, tensors.values())}))
+        {name: each for name, each in of.items() if _sizes(each) in surplus}
+        for of, surplus in ((tensors, sizes[0] - sizes[1]), (others, sizes[1] - sizes[0]))
     )
     rows = {(len(names), spare[names[0]].size) for names in _series(spare).values() if len(names) > 1}
     whole = {each.size for each in spare.values()}
@@ -274,7 +275,7 @@ def _regroups(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Return whether one shape joins neighboring axes of the other shape."""
     fine, coarse = sorted((one, other), key=len, reverse=True)
     ends = [{*itertools.accumulate(shape, operator.mul)} for shape in (fine, coarse)]
-    return len(fine) > len(coarse) and ends[0] >= ends[1] and max(ends[0]) == max(ends[1])
+    return len(fine) > len(coarse) > 0 and ends[0] >= ends[1] and max(ends[0]) == max(ends[1])
 
 
 def _as_parts(
@@ -325,10 +326,10 @@ class _Search:
         stacks: tuple[frozenset[str], frozenset[str]],
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.known = program, within, theirs, port, known
-        ours, needed = (Counter(tuple(sorted(each.shape)) for each in of.values()) for of in (port, theirs))
+        ours, needed = (Counter(map(_sizes, of.values())) for of in (port, theirs))
         spare, lacking = ours - needed, needed - ours
-        self.spare = {name: each.shape for name, each in port.items() if tuple(sorted(each.shape)) in spare}
-        self.lacking = {name: each.shape for name, each in theirs.items() if tuple(sorted(each.shape)) in lacking}
+        self.spare = {name: each.shape for name, each in port.items() if _sizes(each) in spare}
+        self.lacking = {name: each.shape for name, each in theirs.items() if _sizes(each) in lacking}
         self.beside: dict[str, list[str]] = {}
         for name in self.lacking:
             self.beside.setdefault(_module(name), []).append(name)
@@ -547,7 +548,9 @@ class _Search:
         choice; the choices of `fixed` do not change. Return None if a tensor gets no choice."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
-        if not kept.keys() >= {*fixed}:
+        if not kept.keys() >= {*fixed} or any(
+            one.overlaps([other]) for one, other in itertools.combinations(wanted.values(), 2)
+        ):
             return None
         for known in (kept, {name: each for name, each in kept.items() if name in wanted or name in fixed}):
             if len(found := self._filled(known)) == len(now):

@@ -30,6 +30,9 @@ NUMBER = re.compile(r"\d+")
 
 PARTS = {"split", "split_with_sizes", "unsafe_split", "slice", "select", "chunk", "unbind"}
 
+TABLES = {"embedding", "index", "add", "mul"}
+"""Operations that do not show whether a matrix is transposed."""
+
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -176,14 +179,21 @@ def _stacks(tensors: Tensors, others: Tensors) -> frozenset[str]:
         {name: each for name, each in of.items() if _sizes(each) in surplus}
         for of, surplus in ((tensors, sizes[0] - sizes[1]), (others, sizes[1] - sizes[0]))
     )
-    rows = {(len(names), spare[names[0]].size) for names in _series(spare).values() if len(names) > 1}
     whole = {each.size for each in spare.values()}
+
+    def fitting(rows: Tensors) -> set[str]:
+        sizes = {(len(names), rows[names[0]].size) for names in _series(rows).values() if len(names) > 1}
+        return {
+            name
+            for name, value in lacking.items()
+            if value.ndim > 1 and value.size not in whole
+            if any((len(value), value[0].size / parts) in sizes for parts in (1, 2, 3))
+        }
+
+    found = fitting(spare)
+    beside = {(name.rpartition(".")[0], len(tensors[name])) for name in found}
     return frozenset(
-        name
-        for name, value in lacking.items()
-        if value.ndim > 1
-        and value.size not in whole
-        and any((len(value), value[0].size // parts) in rows for parts in (1, 2, 3) if value[0].size % parts == 0)
+        found | {name for name in fitting(others) if (name.rpartition(".")[0], len(tensors[name])) in beside}
     )
 
 
@@ -333,19 +343,30 @@ class _Search:
         self.beside: dict[str, list[str]] = {}
         for name in self.lacking:
             self.beside.setdefault(_module(name), []).append(name)
+        self.stems = {name: name.rpartition(".")[0] for name in theirs if name.rpartition(".")[0] in stacks[0]}
+        self.used: dict[int, list[str]] = {}
+        for step in program.steps:
+            given = {given_of(program, item) for _, item in references(step)} & program.parameters
+            names = {program.names[index] for index in given}
+            found = [each for each in theirs if self.stems.get(each, each) in names]
+            if found and short(step) not in VIEWS:
+                self.used[step.number] = found
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
+        tables = {
+            name for number, names in self.used.items() if short(program.steps[number]) in TABLES for name in names
+        }
+        told = {theirs[name].shape for name in theirs if name not in tables} & maps
         shapes = {each.shape for each in port.values()}
         # Square matrices count as transposed if the port calls them kernels, as Flax and Keras do, or if most other
         # matrices are transposed in the port.
         are_kernels = any(name.endswith("kernel") for name in port)
-        self.is_turned = are_kernels or len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
+        self.is_turned = are_kernels or len({shape for shape in told if shape[::-1] in shapes}) > len(told & shapes)
         self.same, self.groups = _same_names(theirs, port), (_shapes_of(theirs), _shapes_of(port))
         self.stored = defaultdict[str, set[bool]](set)
         """For each last part of the port's names, such as `kernel`: whether matrices are stored as in the reference."""
         for each, own in self.same.items():
             if theirs[each].shape in maps:
                 self.stored[own.rpartition(".")[2]].add(theirs[each].shape == port[own].shape)
-        self.stems = {name: name.rpartition(".")[0] for name in theirs if name.rpartition(".")[0] in stacks[0]}
         self.depths = {*Counter(self.stems.values()).values()}
         self.numbers = [_numbers(of, names) for of, names in zip((theirs, port), stacks, strict=True)]
         self.rows = {*self.stems, *(name for name in port if name.rpartition(".")[0] in stacks[1])}
@@ -354,13 +375,6 @@ class _Search:
         for name in theirs:
             modules[name.rpartition(".")[0]].append(name)
         self.modules = {name: modules[name.rpartition(".")[0]] for name in theirs}
-        self.used: dict[int, list[str]] = {}
-        for step in program.steps:
-            given = {given_of(program, item) for _, item in references(step)} & program.parameters
-            names = {program.names[index] for index in given}
-            found = [each for each in theirs if self.stems.get(each, each) in names]
-            if found and short(step) not in VIEWS:
-                self.used[step.number] = found
         self.tried = set[frozenset[tuple[str, Choice]]]()
         self.heard: dict[frozenset[tuple[str, Choice]], Known] = {}
 

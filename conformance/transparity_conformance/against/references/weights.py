@@ -30,8 +30,8 @@ NUMBER = re.compile(r"\d+")
 
 PARTS = {"split", "split_with_sizes", "unsafe_split", "slice", "select", "chunk", "unbind"}
 
-TABLES = {"embedding", "index", "add", "mul"}
-"""Operations that do not show whether a matrix is transposed."""
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "einsum", "tensordot", "dot_general"}
+"""Operations whose matrices may be transposed in the port. Tables of embeddings are not transposed."""
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -352,10 +352,10 @@ class _Search:
             if found and short(step) not in VIEWS:
                 self.used[step.number] = found
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
-        tables = {
-            name for number, names in self.used.items() if short(program.steps[number]) in TABLES for name in names
+        multiplied = {
+            name for number, names in self.used.items() if short(program.steps[number]) in PRODUCTS for name in names
         }
-        told = {theirs[name].shape for name in theirs if name not in tables} & maps
+        told = {theirs[name].shape for name in multiplied or theirs} & maps
         shapes = {each.shape for each in port.values()}
         # Square matrices count as transposed if the port calls them kernels, as Flax and Keras do, or if most other
         # matrices are transposed in the port.

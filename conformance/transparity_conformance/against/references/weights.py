@@ -344,23 +344,9 @@ class _Search:
         for name in self.lacking:
             self.beside.setdefault(_module(name), []).append(name)
         self.stems = {name: name.rpartition(".")[0] for name in theirs if name.rpartition(".")[0] in stacks[0]}
-        self.used: dict[int, list[str]] = {}
-        for step in program.steps:
-            given = {given_of(program, item) for _, item in references(step)} & program.parameters
-            names = {program.names[index] for index in given}
-            found = [each for each in theirs if self.stems.get(each, each) in names]
-            if found and short(step) not in VIEWS:
-                self.used[step.number] = found
+        self.used = dict(self._used())
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
-        multiplied = {
-            name for number, names in self.used.items() if short(program.steps[number]) in PRODUCTS for name in names
-        }
-        told = {theirs[name].shape for name in multiplied or theirs} & maps
-        shapes = {each.shape for each in port.values()}
-        # Square matrices count as transposed if the port calls them kernels, as Flax and Keras do, or if most other
-        # matrices are transposed in the port.
-        are_kernels = any(name.endswith("kernel") for name in port)
-        self.is_turned = are_kernels or len({shape for shape in told if shape[::-1] in shapes}) > len(told & shapes)
+        self.is_turned = self._is_turned(maps)
         self.same, self.groups = _same_names(theirs, port), (_shapes_of(theirs), _shapes_of(port))
         self.stored = defaultdict[str, set[bool]](set)
         """For each last part of the port's names, such as `kernel`: whether matrices are stored as in the reference."""
@@ -377,6 +363,24 @@ class _Search:
         self.modules = {name: modules[name.rpartition(".")[0]] for name in theirs}
         self.tried = set[frozenset[tuple[str, Choice]]]()
         self.heard: dict[frozenset[tuple[str, Choice]], Known] = {}
+
+    def _used(self) -> Iterator[tuple[int, list[str]]]:
+        for step in self.program.steps:
+            given = {given_of(self.program, item) for _, item in references(step)} & self.program.parameters
+            names = {self.program.names[index] for index in given}
+            found = [each for each in self.theirs if self.stems.get(each, each) in names]
+            if found and short(step) not in VIEWS:
+                yield step.number, found
+
+    def _is_turned(self, maps: Collection[tuple[int, ...]]) -> bool:
+        """Return whether the port calls its matrices kernels, as Flax and Keras do, or transposes most matrices of
+        products. Square matrices then count as transposed."""
+        products = {number for number in self.used if short(self.program.steps[number]) in PRODUCTS}
+        multiplied = {name for number in products for name in self.used[number]}
+        told = {self.theirs[name].shape for name in multiplied or self.theirs} & {*maps}
+        shapes = {each.shape for each in self.port.values()}
+        are_kernels = any(name.endswith("kernel") for name in self.port)
+        return are_kernels or len({shape for shape in told if shape[::-1] in shapes}) > len(told & shapes)
 
     def _choices(self, name: str) -> list[Choice]:
         orders = [*itertools.permutations(range(self.theirs[name].ndim))]
@@ -406,14 +410,16 @@ class _Search:
         kinds = {_statistic(each) for each in (name, *(place.name for place in choice.places))}
         return len(kinds) == 1 or any(counts[0][each] != counts[1][each] for each in kinds - {""})
 
-    def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, bool, float]:
-        """Return a sort key that prefers modules with tensors of the same shapes, then the same kind of parameter, and
-        then similar names."""
+    def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, bool, bool, float]:
+        """Return a sort key that prefers modules with tensors of the same shapes, then equal parts, then the same kind
+        of parameter, and then similar names."""
         own, words = self.groups[0][name.rpartition(".")[0]], re.compile(r"[._]").split
         is_other = any(self.groups[1][module] != own for module in choice.modules)
         names, kind = [_plain(place.name) for place in choice.places], words(_plain(name))[-1]
+        sizes = {self.port[place.name].size for place in choice.places}
         return (
             is_other,
+            len(sizes) > 1,
             any(words(each)[-1] != kind for each in names),
             -min(_similarity(_plain(name), each) for each in names),
         )

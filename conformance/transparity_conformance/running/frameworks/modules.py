@@ -105,8 +105,8 @@ SPREAD = 0.3
 
 
 def varied(made: Any) -> Any:
-    """Add noise to the parameters that a new module fills with one number, such as 0 or 1, or with the numbers of an
-    earlier parameter. Without noise, the module's output would not show whether a port uses these parameters."""
+    """Add noise to the parameters that a new module fills with one number, such as 0, or with the numbers of an earlier
+    parameter. Without noise, the module's output would not show whether a port uses these parameters."""
     model = bound(made)
     if not (is_module(made) or kind_of(made) is not None):
         return model

@@ -690,8 +690,9 @@ class _Search:
         value, within = self.program.values[index], self.within.get(index, 0.0)
         if known.equal_to(value, within):
             return True
-        if value.ndim > 1 and len(value) in self.depths and all(known.equal_to(each, within) for each in value):
-            return True  # the port computes this value row by row, as for experts
+        for axis in (axis for axis, size in enumerate(value.shape) if value.ndim > 1 and size in self.depths):
+            if all(known.equal_to(each, within) for each in value.unbind(axis)):
+                return True  # the port computes this value row by row, as for experts
         readers = [self.program.steps[number] for number in self.program.readers.get(index, ())]
         views = [each for each in readers if short(each) in VIEWS]
         parts = [each for each in readers if short(each) in PARTS]

@@ -412,7 +412,7 @@ class _Search:
 
     def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, bool, bool, float]:
         """Return a sort key that prefers modules with tensors of the same shapes, equal parts, the same kind of
-        parameter, and similar names, in this order."""
+        parameter, and similar names."""
         own, words = self.groups[0][name.rpartition(".")[0]], re.compile(r"[._]").split
         is_other = any(self.groups[1][module] != own for module in choice.modules)
         names, kind = [_plain(place.name) for place in choice.places], words(_plain(name))[-1]

@@ -105,18 +105,19 @@ SPREAD = 0.3
 
 
 def varied(made: Any) -> Any:
-    """Add noise to the parameters that a new module fills with one number, such as 0 or 1. Without noise, the module's
-    output would not show whether a port uses these parameters."""
+    """Add noise to the parameters that a new module fills with one number, such as 0, or with the numbers of an earlier
+    parameter. Without noise, the module's output would not show whether a port uses these parameters."""
     model = bound(made)
     if not (is_module(made) or kind_of(made) is not None):
         return model
-    random = np.random.default_rng(0)
+    random, known = np.random.default_rng(0), set[bytes]()
     for tensor in tensors_inside(model).values():
         value = tensor.read()
-        if value.size > 1 and (value == value.flat[0]).all():
+        if value.size > 1 and ((value == value.flat[0]).all() or value.tobytes() in known):
             noise = SPREAD * random.standard_normal(value.shape)
-            is_scale = abs(value.flat[0]) > SPREAD  # a smaller factor, as of some residual branches, hides the branch
+            is_scale = abs(value).max() > SPREAD  # a smaller factor, as of some residual branches, hides the branch
             tensor.write((value * np.exp(noise) if is_scale else noise).astype(np.float32))
+        known.add(value.tobytes())
     return model
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,15 +19,12 @@ from transparity_conformance.identify.fitting.values.experts import Experts
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.head import (
     activation_of,
-    pooled_states,
     pooling_fields,
     scale_of_logits,
 )
 from transparity_conformance.identify.fitting.values.norms import eps_besides, kind_and_eps
-from transparity_conformance.identify.fitting.values.numbers import is_same, settled
+from transparity_conformance.identify.fitting.values.numbers import settled
 from transparity_conformance.identify.fitting.values.scores import Scale
-from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads import HEADS
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -172,25 +168,16 @@ def _read_head(found: FoundFields, parts: Parts) -> None:
 
 
 def _read_pooling(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    tokens, stack = parts.heard.inputs.get("tokens"), parts.stacks[0]
+    tokens = parts.heard.inputs.get("tokens")
     ends, pads = list[int](), [dict[str, int | None]()]
     if tokens is not None:
         by_tokens = found.fields["padding"] == "token"
         if by_tokens:  # only padding at the end shows that the last token before the padding is pooled
-            padding = may_pad(found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"])
+            padding = may_pad(found.fields[f"{'target' if parts.stacks[0] == 'decoder' else 'source'}_vocab_size"])
             rows = np.concatenate([np.tile(tokens[:1, :-1], (len(padding), 1)), padding[:, None]], axis=1)
             given = with_further(subject, {"tokens": rows}, {})
             calls = [*calls, RecordedCall(given, subject.call(given), (), {})]
         ends = np.unique(np.concatenate([call.inputs["tokens"].ravel() for call in calls])).tolist()
         if by_tokens:
             pads = [{"pad_id": each} for each in dict.fromkeys((found.fields.get("pad_id"), None, *ends))]
-    states, tree = [found.computed(call.inputs, f"{stack}.output") for call in calls], nest(found.parameters)
-
-    def is_right(fields: Mapping[str, Any]) -> bool:
-        config = found.config(**fields)
-        pooled = (pooled_states(fields, each, call.inputs) for each, call in zip(states, calls, strict=True))
-        return all(
-            is_same(HEADS[config.head](config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)
-        )
-
-    found.choose(pooling_fields(ends, pads), is_right)
+    found.choose(pooling_fields(ends, pads), lambda fields: found.computes(calls, **fields))

@@ -145,7 +145,7 @@ class EditSearch:
                 for steps_of, makers in [(tried[0][0], (exchanges,))] if is_late else tried:
                     for edit, number in self._shown(now, lost, context, steps_of, makers):
                         explaining = self._explaining(edit, number, now, port)
-                        best += (each for each in explaining if each.after.agrees or not is_late)
+                        best += (each for each in explaining if each.after.agrees or not (is_late and each.after.lost))
                 further += not all(each.is_denied for each in best)
                 first = min(best, key=lambda each: each.key, default=None)
                 if first and (first.is_final or further > (LAG if first.after.agrees else 2 * LONGEST)):

@@ -125,18 +125,17 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return an edit that swaps two results of equal shape in all steps that read these results. A result that is
-    computed from the other cannot be swapped."""
+    """Return an edit that swaps two results of equal shape in all steps that read these results. A simpler edit is
+    preferred if one result is computed from the other."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
     step = program.steps[maker[index]]
     first, last = sorted((step.number, other.step.number))
     before = ancestors([last], lambda each: [number for number in program.makers(each) if number >= first])
-    if first < last and first in before:
-        return ()
+    rank = 4 if first < last and first in before else 0
     one = Other(step, output=step.outputs.index(index))
-    return (Edit("exchanged", says, functools.partial(_swapping, one=one, other=other), is_everywhere=True),)
+    return (Edit("exchanged", says, functools.partial(_swapping, one=one, other=other), rank, is_everywhere=True),)
 
 
 def _swapping(at: At, one: Other, other: Other) -> Change | None:

@@ -274,6 +274,8 @@ def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
     wrong = [report(fault(0, SCALE), preset=f"a-configuration-with-a-long-name-{number}") for number in range(3)]
     assert max(map(len, as_plain(answers(wrong, 1)).splitlines())) <= 80
     assert text.endswith("3 configurations: 1 agrees, 2 differ; exit code 1")
+    warned = report(verdict="agrees", audit=Audit((AuditedField("act", "1", "ignored"),)))
+    assert as_plain(answers([warned, warned], 0)).endswith("2 configurations: 2 agree (2 with a warning); exit code 0")
 
 
 def as_plain(shown: Any) -> str:

@@ -114,10 +114,13 @@ def one_line(report: Report) -> RenderableType:
 
 
 def _summary(reports: Sequence[Report], code: int, failed: int) -> Text:
-    """Return `6 configurations: 3 agree, 2 differ, 1 not checked; exit code 2`."""
+    """Return `6 configurations: 3 agree (1 with a warning), 2 differ, 1 not checked; exit code 2`."""
     verdicts = [report.verdict for report in reports]
     counts = {name: verdicts.count(name) for name in reversed(VERBS) if name in verdicts}
     counted = [f"{number} {VERBS[name][number > 1]}" for name, number in counts.items()]
+    warned = sum(bool(report.verdict == "agrees" and report.audit and report.audit.warning) for report in reports)
+    if warned:
+        counted[0] += f" ({warned} with a warning)"
     counted += [f"{failed} not checked"] * bool(failed)
     return Text(f"{len(reports) + failed} configurations: {', '.join(counted)}; exit code {code}", style="bold")
 

@@ -112,6 +112,37 @@ def test_texts_are_at_most_as_long_as_the_model_allows(model_type: str) -> None:
     assert source_of(build(config_of(model_type))).longest == 64
 
 
+def test_sizes_of_images_tiles_and_joined_outputs_of_layers_fit_each_other() -> None:
+    vision = made_small(config_of("mllama_vision_model")).to_dict()
+    chosen = len(vision["intermediate_layers_indices"])
+    assert vision["vision_output_dim"] == vision["hidden_size"] * (chosen + 1)
+    assert vision["num_hidden_layers"] > chosen > 0
+    pair: Any = made_small(config_of("llava_next"))
+    assert pair.image_grid_pinpoints[0] == [pair.vision_config.image_size, 2 * pair.vision_config.image_size]
+
+
+def test_the_images_of_a_batch_differ_in_size_and_calls_in_their_media() -> None:
+    model: Any = build(config_of("qwen2_5_vl", **VISION))
+    calls = [example_inputs(model, seed=seed) for seed in range(3)]
+    media = [[name for name in each if name.startswith("pixel")] for each in calls]
+    assert media == [["pixel_values", "pixel_values_videos"], ["pixel_values"], ["pixel_values_videos"]]
+    sizes = calls[0]["image_grid_thw"]
+    assert len({*map(tuple, sizes)}) == len(sizes)
+    tokens = (calls[1]["input_ids"] == model.config.image_token_id).sum(1)
+    assert tokens.tolist() == (sizes.prod(1) // 4).tolist()
+
+
+VISION: dict[str, Any] = {
+    "vision_config": {"out_hidden_size": 2048, "hidden_size": 1280, "num_heads": 16},
+    "text_config": {
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    },
+}
+
+
 def test_windows_experts_and_token_ids_fit_short_texts() -> None:
     small = made_small(config_of("gpt_oss", eos_token_id=[200002, 200012], pad_token_id=199999))
     assert small.sliding_window == 8

@@ -82,8 +82,9 @@ class Layouts:
         frames = self.find("num_frames") or 2
         if "aspect_ratio_ids" in self.names:
             tiles = self.find("max_num_tiles")
-            aspects = {"aspect_ratio_ids": np.ones((self.batch, 1), np.int64)}
+            aspects = {"aspect_ratio_ids": np.arange(self.batch)[:, None] % tiles + 1}
             aspects["aspect_ratio_mask"] = np.ones((self.batch, 1, tiles), np.int64)
+            aspects["aspect_ratio_mask"][-1, :, tiles // 2 :] = 0
             yield aspects | {"pixel_values": self.normal(self.batch, 1, tiles, self.channels, height, width)}
         if (points := self.find("image_grid_pinpoints")) and "image_sizes" in self.names:
             yield self._tiles(points)

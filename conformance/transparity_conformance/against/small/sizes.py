@@ -191,6 +191,9 @@ class _Part:
             return value * self.layers.new("period", period) // period
         if kind in ("width", "inner") and max(sizes(value), default=0) < NARROWEST:
             return value
+        for chosen in self._of("places").values():  # the width of the outputs of all chosen layers and the last layer
+            if kind == "width" and is_list(chosen) and self.width and value == self.width * (len(chosen) + 1):
+                return self.widths[self.width] * (len(self.layers.new("places", chosen)) + 1)
         return mapped(value, lambda each: self._small(kind, self._mixer(name), each))
 
     def _small(self, kind: str, mixer: str, number: int) -> int:

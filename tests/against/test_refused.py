@@ -89,6 +89,7 @@ def test_a_port_that_turns_gradients_off_has_no_gradients_to_compare() -> None:
     off.forward = torch.no_grad()(off.forward)  # type: ignore[method-assign]
     report = check(off, against=Model(same), inputs=INPUTS)
     assert report.verdict == "agrees"
+    assert "forward.small_weights: Model stores a forward method in an instance" in report.not_compared
     assert "gradients: not compared, because the port turns gradients off" in report.not_compared
     (fault,) = check(cut, against=Model(same), inputs=INPUTS).faults
     assert [cause.mistake for cause in fault.causes] == ["gradient-missing"]
@@ -154,6 +155,8 @@ def test_all_outputs_are_compared_if_the_port_returns_them() -> None:
     [fault] = check(wrong, against=theirs, inputs=INPUTS).faults
     assert (fault.where, fault.probe.split(", ")[-1]) == ("forward.results: answer", "pooled")
     assert check(right, against=theirs, inputs=INPUTS).verdict == "agrees"
+    other = Model(lambda x: {"logits": x, "pooled": x.mean((0, 1))})
+    assert [each.is_misshapen for each in check(other, against=theirs, inputs=INPUTS).faults] == [True]
     left_out = check(alone, against=theirs, inputs=INPUTS).not_compared
     assert "pooled: the port's result has no such array" in left_out
 
@@ -166,3 +169,20 @@ class Masked(Model):
 def test_boolean_inputs_stay_boolean() -> None:
     inputs = [{"x": np.ones((2, 8), np.float32), "mask": np.arange(16).reshape(2, 8) % 3 > 0}]
     assert check(Masked(same), against=Masked(same), inputs=inputs).verdict == "agrees"
+
+
+class Prepared(Model):
+    def __init__(self, end: Callable[[Tensor], Any]) -> None:
+        super().__init__(end)
+        self.prepared = self.map.weight.detach().T  # computed before other weights are loaded
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.embedding(tokens) @ self.prepared + self.map.bias
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_a_module_with_tensors_computed_from_its_weights_gets_no_other_weights(is_reference: bool) -> None:
+    pair = Prepared(same), Model(same)
+    report = check(pair[is_reference], against=pair[not is_reference], inputs=INPUTS)
+    assert {fault.where for fault in report.faults} <= {"gradient of map.weight"}
+    assert "forward.small_weights: Prepared stores tensors that are no parameters or buffers" in report.not_compared

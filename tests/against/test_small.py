@@ -11,7 +11,7 @@ import transformers
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.against.probes import GIVE, probes_of, source_of, undrawn
+from transparity_conformance.against.probes import GIVE, is_of_features, probes_of, source_of, undrawn
 from transparity_conformance.against.reference import Reference
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
@@ -119,6 +119,10 @@ def test_sizes_of_images_tiles_and_joined_outputs_of_layers_fit_each_other() -> 
     assert vision["num_hidden_layers"] > chosen > 0
     pair: Any = made_small(config_of("llava_next"))
     assert pair.image_grid_pinpoints[0] == [pair.vision_config.image_size, 2 * pair.vision_config.image_size]
+
+
+def test_targets_are_no_images() -> None:
+    assert [is_of_features(name) for name in ("targets", "target_sizes", "video_grid_thw")] == [False, True, True]
 
 
 def test_the_images_of_a_batch_differ_in_size_and_calls_in_their_media() -> None:

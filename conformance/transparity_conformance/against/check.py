@@ -29,7 +29,7 @@ from transparity_conformance.against.probes import (
     taken,
     undrawn,
 )
-from transparity_conformance.against.reference import Inputs, Reference, RefusedError, copied, shrink
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, copied, shrink, stored_in
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
 from transparity_conformance.against.ways import calls
@@ -216,8 +216,12 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _can_shrink(asked: Request, port: FilledPort) -> bool:
-    """Return whether the checker gives the weights to both implementations."""
-    return asked.config is not None or (port.folder is None and is_instance(port.reference.model, "torch.nn", "Module"))
+    """Return whether the checker gives the weights to both implementations, or can copy them into a module."""
+    if asked.config is not None or port.folder is not None:
+        return asked.config is not None
+    is_given = isinstance(asked.port, str) or inspect.isclass(asked.port)
+    modules = [port.reference.model, *([] if is_given else [asked.port])]
+    return all(is_instance(each, "torch.nn", "Module") for each in modules)
 
 
 @contextlib.contextmanager
@@ -225,12 +229,7 @@ def _small(asked: Request, port: FilledPort, progress: Progress) -> Iterator[Sid
     """Yield both implementations with small weights."""
     if port.folder is None:
         reference = reference_of(port.reference.name, shrink(copied(port.reference.model)), asked.dtype)
-        make = port.make
-        if is_instance(asked.port, "torch.nn", "Module") and filled_by_name(
-            own := copied(asked.port), reference.weights
-        ):
-            make = functools.partial(_made_here, dataclasses.replace(asked, port=own))
-        filled = dataclasses.replace(port, make=make, reference=reference)
+        filled = dataclasses.replace(port, make=_filling(asked, port, reference), reference=reference)
         yield Sides(reference, filled, asked.budget, progress)
         return
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
@@ -239,6 +238,24 @@ def _small(asked: Request, port: FilledPort, progress: Progress) -> Iterator[Sid
         with _opened(dataclasses.replace(asked, config=None, checkpoint=root)) as (reference, folder):
             small = dataclasses.replace(port, reference=reference, folder=folder)
             yield Sides(reference, small, asked.budget, progress)
+
+
+def _filling(asked: Request, port: FilledPort, reference: Reference) -> Make:
+    """Return a function that makes the port with the weights of `reference`. Raise `TransparityError` if a module keeps
+    other weights, or tensors that it may have computed from its weights."""
+    is_module = is_instance(asked.port, "torch.nn", "Module")
+    for module in (port.reference.model, *([asked.port] if is_module else [])):
+        if stored_in(module):
+            raise TransparityError(f"{type(module).__name__} stores tensors that are no parameters or buffers")
+        # A copy of such a module would compute with the weights of the original.
+        if any("forward" in vars(part) for part in module.modules()):
+            raise TransparityError(f"{type(module).__name__} stores a forward method in an instance")
+    if not is_module:
+        return port.make
+    own = copied(asked.port)
+    if not filled_by_name(own, reference.weights):
+        raise TransparityError("the names or shapes of the tensors differ between the port and the reference")
+    return functools.partial(_made_here, dataclasses.replace(asked, port=own))
 
 
 def _configure(model: Any, folder: Path | None) -> None:

@@ -129,7 +129,7 @@ def _text_of(inputs: Inputs, length: int) -> Inputs:
 
 
 def is_of_features(text: str) -> bool:
-    return any(word in text for word in ("pixel", "image", "video", "feature", "spatial", "aspect", "target"))
+    return any(word in text for word in ("pixel", "image", "video", "feature", "spatial", "aspect", "target_sizes"))
 
 
 def is_only_text(inputs: Inputs) -> bool:

@@ -282,13 +282,18 @@ def shrink(model: Any) -> Any:
     return model
 
 
-def copied(module: Any) -> Any:
-    """Return a deep copy of a module. Detach tensors that a call stored, because autograd results cannot be copied."""
+def stored_in(module: Any) -> list[Any]:
+    """Return the tensors that a module stores as plain attributes, not as parameters or buffers."""
     import torch
 
     values = (value for part in module.modules() for value in vars(part).values())
-    stored = [value for value in values if isinstance(value, torch.Tensor) and not value.is_leaf]
-    return copy.deepcopy(module, {id(value): value.detach().clone() for value in stored})
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def copied(module: Any) -> Any:
+    """Return a deep copy of a module. Detach tensors that a call stored, because autograd results cannot be copied."""
+    results = [value for value in stored_in(module) if not value.is_leaf]
+    return copy.deepcopy(module, {id(value): value.detach().clone() for value in results})
 
 
 def described(inputs: Inputs) -> str:

@@ -356,6 +356,7 @@ class _Search:
         self.depths = {*Counter(self.stems.values()).values()}
         self.numbers = [_numbers(of, names) for of, names in zip((theirs, port), stacks, strict=True)]
         self.rows = {*self.stems, *(name for name in port if name.rpartition(".")[0] in stacks[1])}
+        self.statistics = [Counter(map(_statistic, of)) for of in (theirs, port)]
         self.choices = {name: self._choices(name) for name in theirs}
         modules = defaultdict[str, list[str]](list)
         for name in theirs:
@@ -406,9 +407,8 @@ class _Search:
 
     def _is_same_statistic(self, name: str, choice: Choice) -> bool:
         """Return whether both tensors are the same statistic of a batch norm, or neither is a statistic."""
-        counts = [Counter(map(_statistic, of)) for of in (self.theirs, self.port)]
         kinds = {_statistic(each) for each in (name, *(place.name for place in choice.places))}
-        return len(kinds) == 1 or any(counts[0][each] != counts[1][each] for each in kinds - {""})
+        return len(kinds) == 1 or any(self.statistics[0][each] != self.statistics[1][each] for each in kinds - {""})
 
     def _unlikeness(self, name: str, choice: Choice) -> tuple[bool, bool, bool, float]:
         """Return a sort key that prefers modules with tensors of the same shapes, equal parts, the same kind of

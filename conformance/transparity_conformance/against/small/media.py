@@ -19,7 +19,6 @@ SAMPLES = 4000
 GRIDS = ((4, 8), (4, 4), (8, 4))
 """The patches (height, width) of the images in a batch. Images differ in size, and most are not square."""
 
-
 FRAMES = "num_frames_per_video"
 MERGED = ("image_merge_sizes", "video_merge_sizes")
 
@@ -88,9 +87,8 @@ class Layouts:
             yield aspects | {"pixel_values": self.normal(self.batch, 1, tiles, self.channels, height, width)}
         if (points := self.find("image_grid_pinpoints")) and "image_sizes" in self.names:
             yield self._tiles(points)
-        shapes = ((height, width), (64, 64))
-        every = [(self.channels, *shapes[0]), (self.channels, *shapes[1]), (frames, self.channels, *shapes[0])]
-        for shape in (*every, (1, self.channels, height, width)):
+        shapes = ((self.channels, height, width), (self.channels, 64, 64), (frames, self.channels, height, width))
+        for shape in (*shapes, (1, self.channels, height, width)):
             images = {"pixel_values": self.normal(self.batch, *shape)}
             if "image_sizes" in self.names:
                 yield images | {"image_sizes": np.array([shape[-2:]] * self.batch)}
@@ -125,8 +123,8 @@ class Layouts:
         if not isinstance(patch, int):
             return
         row = self.channels * patch * patch
-        unit = self.find("pooling_kernel_size") or 0
-        grids = [tuple(each * unit // 4 or each for each in GRIDS[row % len(GRIDS)]) for row in range(self.batch)]
+        unit = self.find("pooling_kernel_size") or 4  # the sizes in `GRIDS` are multiples of 4
+        grids = [tuple(size // 4 * unit for size in GRIDS[each % len(GRIDS)]) for each in range(self.batch)]
         counts = [high * wide for high, wide in grids]
         shown = (np.arange(max(counts)) < np.array(counts)[:, None]).astype(np.int64)
         padded = {"pixel_values": self.normal(self.batch, max(counts), row)}

@@ -191,8 +191,9 @@ class _Part:
             return value * self.layers.new("period", period) // period
         if kind in ("width", "inner") and max(sizes(value), default=0) < NARROWEST:
             return value
-        for chosen in self._of("places").values():  # the width of the outputs of all chosen layers and the last layer
-            if kind == "width" and is_list(chosen) and self.width and value == self.width * (len(chosen) + 1):
+        # The width may be that of the joined outputs of all chosen layers and of the last layer.
+        for chosen in filter(is_list, self._of("places").values()) if kind == "width" and self.width else ():
+            if value == self.width * (len(chosen) + 1):
                 return self.widths[self.width] * (len(self.layers.new("places", chosen)) + 1)
         return mapped(value, lambda each: self._small(kind, self._mixer(name), each))
 

@@ -20,27 +20,26 @@ CLAIM = "forward.results"
 def compare_results(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
     """Compare each array of the reference's result that the port's result contains, too: by name, or by place if the
     port returns a sequence."""
-    name, inputs = next(iter(probes.items()))
-    returned, found = sides.reference.returned(inputs), CapabilityResult()
-    arrays, main = arrays_in(returned), answer_in(returned)
-    places = {each: str(place) for place, each in enumerate(arrays)}
-    others = {each: array for each, array in arrays.items() if array is not main and "float" in str(array.dtype)}
+    returned = {name: sides.reference.returned(inputs) for name, inputs in telling(probes).items()}
+    results, first = {name: arrays_in(each) for name, each in returned.items()}, next(iter(returned))
+    main, places = answer_in(returned[first]), {each: str(place) for place, each in enumerate(results[first])}
+    others = {name: each for name, each in results[first].items() if each is not main and "float" in str(each.dtype)}
+    found = CapabilityResult()
     if not others:
         return found
     if reason := why_not("results", sides):
         return not_compared(f"{count(len(others), 'further array')} in the reference's result: {reason}")
-    names = {probe: arrays_in(sides.reference.returned(each)).keys() for probe, each in telling(probes).items()}
     try:
-        actual = ask(sides.forward, "results", **inputs)
+        actual = ask(sides.forward, "results", **probes[first])
     except PortError as error:
-        return failed(CLAIM, name, error)
+        return failed(CLAIM, first, error)
     for each, expected in others.items():
         array = actual.get(each, actual.get(places[each]))
         if array is None:
             found += not_compared(f"{each}: the port's result has no such array")
-        elif tuple(array.shape) != tuple(expected.shape):
+        elif each not in actual and tuple(array.shape) != tuple(expected.shape):
             found += not_compared(f"{each}: the port's result has an array of another shape at this place")
         else:
-            having = {probe: inputs for probe, inputs in telling(probes).items() if each in names[probe]}
+            having = {name: probes[name] for name, arrays in results.items() if each in arrays}
             found += compare_way(Way(CLAIM, "result", (each, places[each]), each), sides, having)
     return found

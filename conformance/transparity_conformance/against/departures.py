@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,15 +132,21 @@ class Departure:
 
     def steps_in(self, program: Program) -> Sequence[int]:
         """Return the same steps in the program of another call. Two steps are the same if both are the nth run of one
-        instruction."""
+        instruction in one module. If all runs are edited, return all runs: a loop may run more often in another
+        call."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
-        for number in self.steps:
-            site = own.steps[number].site
-            order, places = own.places[site].index(number), program.places.get(site, ())
-            found += places[order : order + 1]
-        return found
+        for key in dict.fromkeys((own.steps[number].site, own.steps[number].module) for number in self.steps):
+            before, after = (_runs(each, *key) for each in (own, program))
+            edited = [place for place, number in enumerate(before) if number in self.steps]
+            is_whole = {*before} & {*self.by.comparer.relevant} <= {*self.steps}
+            found += after if is_whole else [after[place] for place in edited if place < len(after)]
+        return sorted(found)
+
+
+def _runs(program: Program, site: Hashable, module: str) -> list[int]:
+    return [number for number in program.places.get(site, ()) if program.steps[number].module == module]
 
 
 class Departures:

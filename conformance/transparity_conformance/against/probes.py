@@ -25,7 +25,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
-from transparity_conformance.running.ways import CACHES, LABELS
+from transparity_conformance.running.ways import LABELS, is_cache
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """(length, batch) of each text. Some lengths lie next to powers of two, and some exceed the windows of small models."""
@@ -257,7 +257,7 @@ def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | N
         media = [*(each.argument for each in MEDIA), "input_values"]
         lacking += [name for name in media if name in parameters.keys() - drawn]
     shared = parameters.keys() & (signature.parameters if signature else {}).keys()
-    for name in sorted(shared.difference(drawn, CACHES, [LABELS], lacking)):
+    for name in sorted(shared.difference(drawn, [LABELS], lacking, filter(is_cache, shared))):
         each = parameters[name]
         is_tensor = each.annotation is each.empty or any(word in str(each.annotation) for word in ("Tensor", "rray"))
         lacking += [name] if each.default is None and is_tensor else []

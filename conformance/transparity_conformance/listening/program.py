@@ -112,10 +112,10 @@ class Step:
     def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
         """Run an in-place operation on a copy of the memory, so that old values do not change."""
         old = values[self.written]
-        flat = old.new_empty(0).set_(old.untyped_storage()).clone()
+        copy = old.untyped_storage().clone()
         for alias, index in zip(self.aliases, self.outputs, strict=True):
             view = values[alias]
-            values[index] = flat.as_strided(view.shape, view.stride(), view.storage_offset())
+            values[index] = _in_memory(copy, view) if _memory(view) == _memory(old) else view
         new = values[self.output]
         replace = lambda item: new if item is old else item
         executed(self.func, _mapped(args, replace), _mapped(kwargs, replace), precision)
@@ -364,6 +364,8 @@ class Recorder:
         self.indices: dict[int, int] = {}
         self.kept: list[Any] = []
         self.sharing: dict[int, list[Any]] = {}
+        self.copies: dict[int, Any] = {}
+        """A copy of each memory, in which the program's values share the memory like the recorded tensors."""
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
@@ -416,8 +418,8 @@ class Recorder:
             outputs = tuple(range(self.count, self.count + len(tensors)))
             self.indices |= {id(each): index for each, index in zip(tensors, outputs, strict=True)}
             self.count += len(outputs)
-            for each, index in zip(tensors, outputs, strict=True):
-                self.program.values[index] = each.detach().clone()
+            self.copies.pop(_memory(written), None)
+            self.program.values |= {index: self._copied(each) for each, index in zip(tensors, outputs, strict=True)}
         site, lines = self._place(func)
         module = self.module_names.get(id(self.modules[-1]), "") if self.modules else ""
         self.program.add(Step(number, func, refs[0], refs[1], inputs, outputs, aliases, at, site, lines, module))
@@ -425,8 +427,16 @@ class Recorder:
 
     def _made(self, tensor: Any) -> int:
         index = self._new(tensor)
-        self.program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
+        self.program.values[index] = self._copied(tensor.detach())
         return index
+
+    def _copied(self, tensor: Any) -> Any:
+        if not tensor.numel():
+            return tensor
+        memory = _memory(tensor)
+        if memory not in self.copies:
+            self.copies[memory] = tensor.untyped_storage().clone()
+        return _in_memory(self.copies[memory], tensor)
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
         """Return a key of the operation's position (an expression may repeat an operation), and the lines to report."""
@@ -458,6 +468,13 @@ def _exact(item: Any) -> Any:
 
 def _memory(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _in_memory(storage: Any, tensor: Any) -> Any:
+    """Return a tensor with the same type, shape, strides and offset in another memory."""
+    if tensor.is_conj() or tensor.is_neg():  # the memory does not contain the tensor's values
+        return tensor.clone()
+    return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

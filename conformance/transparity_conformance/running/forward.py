@@ -27,7 +27,7 @@ from transparity_conformance.running.inputs import (
     takes_of,
     taps_in,
 )
-from transparity_conformance.running.ways import CACHES, COTANGENT, add_ways
+from transparity_conformance.running.ways import COTANGENT, add_ways, is_cache
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
@@ -176,7 +176,7 @@ def other_cache_setting(
     if "use_cache" not in names or inputs[config.input_names[-1]].shape[1] % 2:
         return {}
     default = names["use_cache"].default
-    if default is False and any(name in names for name in CACHES):
+    if default is False and any(map(is_cache, names)):
         return {"use_cache": True}
     return {"use_cache": False} if default in (None, True) else {}
 

@@ -17,8 +17,9 @@ from transparity_conformance.listening.operation import run
 from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, arrays_in, is_instance, takes_of
 
-CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
-"""Common names of the argument for a cache."""
+CACHES = {"past", "cache", "caches", "cached", "kv", "state", "states", "mems"}
+OTHER_CACHES = {"use", "output", "return", "hidden", "attention", "position", "length", "encoder", "shared", "padding"}
+"""Words in the name of the argument for a cache, and words in the names of similar arguments."""
 
 LABELS = "labels"
 """The name of the argument for labels; with labels, a model also returns its loss."""
@@ -31,9 +32,14 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
     return {} if takes is None else takes.parameters
 
 
+def is_cache(name: str) -> bool:
+    words = {*name.split("_")}
+    return bool(words & CACHES) and not words & OTHER_CACHES
+
+
 def cache_name(model: Any) -> str:
-    names = _names(model)
-    return next((name for name in CACHES if name in names), "")
+    """Return the name of the optional argument for a cache, or an empty text."""
+    return next((name for name, each in _names(model).items() if is_cache(name) and each.default is not each.empty), "")
 
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:

@@ -257,12 +257,17 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
     given, reasons = taken(probes, signature_of(sides.forward))
-    found = CapabilityResult()
+    found, inconsistency = CapabilityResult(), functools.partial(_inconsistency, sides.view(way), sides.reference)
+
+    def shorten(answer: Answer) -> Inputs:
+        short = up_to(answer.inputs, answer.first + 1)
+        return answer.inputs if inconsistency(short) else short
+
     for name, inputs in given.items():
-        if reason := _inconsistency(sides.view(way), sides.reference, inputs):
+        if reason := inconsistency(inputs):
             reasons.append(f"{name}: {reason}")
         else:
-            found = compare_way(way, sides, {name: inputs}, lambda each: up_to(each.inputs, each.first + 1))
+            found = compare_way(way, sides, {name: inputs}, shorten)
             break
     return found + not_compared(*(f"{STEP}, {way.says}: {each}" for each in reasons))
 
@@ -271,8 +276,7 @@ def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mappi
     longest = longest_of(reference, source)
     length = min(LENGTH, longest)
     rows = padded(source.draw(length, 3, length), "left")
-    inputs = without_mask(source.draw(length, 2, length))
-    calls = {f"2 × {length}": inputs}
+    calls = {f"{batch} × {length}": without_mask(source.draw(length, batch, length)) for batch in (2, 1)}
     singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
     prompt = max(_first(each, length) for each in singly.values())
     yield _way(prompt, 1, "one at a time"), singly

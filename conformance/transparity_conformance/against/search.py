@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance import work
-from transparity_conformance.against.comparer import Comparer, Comparison
+from transparity_conformance.against.comparer import PARTS, Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
 from transparity_conformance.against.edits.fitted import limits, other_numbers, scales, softcaps
@@ -27,6 +27,7 @@ from transparity_conformance.against.edits.segments import (
     operands_alone,
     segments,
     steps_before,
+    writes,
 )
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.program import Step, float64_defaults
@@ -42,6 +43,7 @@ SIMPLE: tuple[Maker, ...] = (
     softcaps,
     functions,
     operands_alone,
+    writes,
     segments,
     elsewhere,
     steps_before,
@@ -289,10 +291,11 @@ class EditSearch:
         tries, values = 0, now.values
         try:
             for step, values in self.program.after(number, result, now.values, now.changes):
-                for index in step.outputs if short(step) not in VIEWS or step.number == number else ():
+                for index in step.results if short(step) not in VIEWS or step.number == number else ():
                     if lost.equal_to(values[index], now.shares.get(index, 0.0)):
                         return True
-                    tries += values[index].is_floating_point() and values[index].numel() > 1
+                    is_new = short(step) not in PARTS
+                    tries += is_new and values[index].is_floating_point() and values[index].numel() > 1
                 if tries >= TRIES:
                     return False
         except Exception:  # noqa: BLE001 - an edit may pass invalid arguments to an operation

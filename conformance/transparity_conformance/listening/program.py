@@ -183,18 +183,23 @@ class Program:
         so far, without modifying the earlier run's `values`."""
         first = self.steps[number]
         now = ChainMap({}, values)
-        if isinstance(made, tuple | list):
-            first.put(now, made)
-        else:
-            now[first.output] = made
+        self._put(first, now, {number: lambda _: made}, None)
         yield first, now
-        waiting = sorted(self.readers_of(number))
+        waiting = sorted(self._readers_of_changes(first, now, values))
         while waiting:
             step = self.steps[heapq.heappop(waiting)]
             self.run_one(step, now, changes, None)
-            for reader in self.readers_of(step.number).difference(waiting):
+            for reader in self._readers_of_changes(step, now, values).difference(waiting):
                 heapq.heappush(waiting, reader)
             yield step, now
+
+    def _readers_of_changes(self, step: Step, now: Values, before: Values) -> set[int]:
+        """Return the readers of a step's results. A step that modifies a part of a memory leaves the other parts
+        unchanged."""
+        if not step.aliases:
+            return self.readers_of(step.number)
+        changed = (index for index in step.outputs if not now[index].equal(before[index]))
+        return {reader for index in changed for reader in self.readers.get(index, ())}
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
         self._put(step, values, changes, precision)

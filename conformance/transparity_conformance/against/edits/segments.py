@@ -149,6 +149,12 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
             yield Edit("twice", says, functools.partial(_once_more, place=place), rank=1)
 
 
+def writes(at: At, context: Context) -> Iterator[Edit]:
+    if at.step.aliases:
+        unwritten = lambda at: lambda values: values[at.step.written]
+        yield Edit("left out", f"does not write to `{at.line}`", unwritten, rank=1)
+
+
 def _once_more(at: At, place: int) -> Change:
     operand = at.step.args[place].index
     return lambda values: at.fitting(at.run([at.step.result(values), values[operand]], {}))

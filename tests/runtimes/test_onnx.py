@@ -9,9 +9,7 @@ import torch
 import transformers
 from onnxruntime.quantization import quantize_dynamic
 from tests.runtimes.cached_models import export, written
-from tests.runtimes.conftest import Check
-
-Hub = Callable[[str], Path]
+from tests.runtimes.conftest import Check, Hub
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.nn.functional as F
-from tests.golden.ports import GPT2, Arrays, Gpt2, ReluOfOneRow, ScaledByTheWidth, Showing, WrongFromSixtyFive
+from tests.golden.ports import GPT2, Arrays, ReluOfOneRow, ScaledByTheWidth, Showing, WrongFromSixtyFive
+from torch import Tensor
 
+from meta.independent.model import Model
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance import check
@@ -46,9 +47,6 @@ def test_a_wrong_answer_is_told_before_the_next_call() -> None:
     assert set(events) == {"call"}
 
 
-ROLES = ("query", "key", "value")
-
-
 def causes(report: Report) -> list[str]:
     return [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
 
@@ -60,18 +58,18 @@ def test_a_tap_that_the_port_shows_is_compared_and_contradicts_a_cause() -> None
     assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
     (scores,) = report.faults
     assert (scores.where, scores.causes) == ("decoder.layers.0.self_attention.scores", ())
-    assert scores.source is not None and scores.source["code"].startswith("att = ")
+    assert scores.source is not None and "scores = self.capped(query @ key" in scores.source["code"]
 
 
 @pytest.mark.parametrize(
     ("build", "cause", "begins", "boundary"),
     [
-        (ReluOfOneRow, "activation", "h = F.gelu(h)", "batch 1"),
-        (WrongFromSixtyFive, "attention-scale", "att = (q", "right up to length 64, wrong from length 65 on"),
+        (ReluOfOneRow, "activation", "return F.gelu(x)", "batch 1"),
+        (WrongFromSixtyFive, "attention-scale", "return query @", "right up to length 64, wrong from length 65 on"),
     ],
 )
 def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
-    build: type[Gpt2], cause: str, begins: str, boundary: str
+    build: type[Model], cause: str, begins: str, boundary: str
 ) -> None:
     told: list[Report] = []
     report = check(build, config=dataclasses.replace(GPT2, max_length=300), located=told.append)
@@ -81,18 +79,13 @@ def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
     assert told[0].faults[0].where == "logits" and told[-1].faults[0].source is not None
 
 
-class PadsKeysFromSixtyFive(Gpt2):
+class PadsKeysFromSixtyFive(Model):
     """A GPT-2 that adds a visible key of zeros to long texts. This key acts like a sink, but the model has no sinks."""
 
-    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            self.linear(f"{at}.{name}", x).unflatten(-1, (self.c.num_heads, -1)).transpose(1, 2) for name in ROLES
-        )
-        length, more = x.shape[1], int(x.shape[1] > 64)
-        k, v = (F.pad(each, (0, 0, 0, more)) for each in (k, v))
-        seen = F.pad(torch.ones(length, length).tril(), (0, more), value=1.0)
-        att = (q @ k.transpose(-2, -1) * self.scale(x.shape[-1])).masked_fill(seen == 0, float("-inf"))
-        return self.linear(f"{at}.output", (F.softmax(att, dim=-1) @ v).transpose(1, 2).flatten(2))
+    def weigh(self, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
+        more = int(key.shape[2] > 64)
+        key, value = (F.pad(each, (0, 0, 0, more)) for each in (key, value))
+        return super().weigh(at, query, key, value, F.pad(keep, (0, more), value=True), bias)
 
 
 def test_a_cause_that_is_wrong_at_other_sizes_is_told_only_if_all_its_sublayer_is_seen() -> None:

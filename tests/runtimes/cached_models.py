@@ -19,8 +19,7 @@ class Decoder(torch.nn.Module):
         super().__init__()
         checkpoint, self.takes_positions = import_checkpoint(folder), takes_positions
         self.config = dataclasses.replace(checkpoint.config, padding="attention-mask", **fields)
-        self.port: Any = port_with(*bugs)(self.config, checkpoint.parameters, dtype)
-        self.port.taps = False
+        self.port: Any = port_with(*bugs, taps=False)(self.config, checkpoint.parameters, dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, *past: Tensor) -> Any:
         if self.takes_positions:
@@ -31,20 +30,14 @@ class Decoder(torch.nn.Module):
         assert attention_mask is not None
         names = [f"decoder.layers.{i}.self_attention" for i in range(self.config.num_decoder_layers)]
         before = past[0].shape[2]
-        cache = {"length": before, "real": attention_mask[:, :before] != 0}
+        cache: dict[str, Any] = {"length": before, "real": attention_mask[:, :before] != 0}
         cache |= dict(zip(names, zip(past[::2], past[1::2], strict=True), strict=True))
         x = self.port.decode(input_ids, mask=attention_mask[:, before:], past=cache)
         return self.port.head(x).float(), *(each for name in names for each in cache[name])
 
 
 def export(
-    folder: Path,
-    path: Path,
-    *bugs: str,
-    masked: bool = True,
-    cached: bool = False,
-    fixed: bool = False,
-    **options: Any,
+    folder: Path, path: Path, *bugs: str, masked: bool = True, cached: bool = False, fixed: bool = False, **options: Any
 ) -> Path:
     """Export a graph with the usual input names; unless `fixed`, batch size and length are dynamic."""
     model = Decoder(folder, *bugs, **options)

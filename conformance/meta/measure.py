@@ -35,7 +35,6 @@ POOLS = {
     "fitting": "meta.fitting.measure",
     "alignment": "meta.listening.alignment",
     "listening": "meta.listening.cost",
-    "sizes": "meta.sizes",
     "timing": "meta.timing",
     "modules": "meta.modules.measure",
     "ranks": "meta.ranks.measure",

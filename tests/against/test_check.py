@@ -13,7 +13,9 @@ from transparity_conformance import check
 from transparity_conformance.against.compare import without_consequences
 from transparity_conformance.against.departures import Departure
 from transparity_conformance.against.edits.edit import Edit
+from transparity_conformance.against.masks import dropping_line
 from transparity_conformance.against.references.weights import Choice, Paired, Place
+from transparity_conformance.listening.operation import Source
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
@@ -211,3 +213,49 @@ def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pyt
     assert result.exit_code == 2
     assert "has no counterpart in the port" in re.sub(r"\s+", " ", result.output)
     assert ".bias" in result.output
+
+
+def test_the_rows_of_a_tensor_are_paired_with_the_experts_of_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    port, theirs = MODELS["experts as layers"], MODELS["experts in one tensor"]
+    result = checked_with(port, tmp_path, theirs)
+    assert result.exit_code == 0, result.output
+    assert checked_with(port.replace("self.wide,", "self.wide[::-1],"), tmp_path, theirs).exit_code == 1
+
+
+MASKED = """
+def model(ids, attention_mask=None):
+    x = embed(ids)
+    bias = bias_of(attention_mask)
+    for layer in layers:
+        x = layer(x, {given})
+    return x
+
+
+def layer(x, mask):
+    return x + attention(norm(x), {passed})
+
+
+def attention(x, mask):
+    return softmax(x @ x.mT)
+"""
+LAYER, ATTENTION, SOFTMAX = 6, 11, 15
+
+
+@pytest.mark.parametrize(
+    ("given", "passed", "line"),
+    [("None", "mask", LAYER), ("bias", "mask=None", ATTENTION), ("bias", "mask", SOFTMAX)],
+)
+def test_the_outermost_line_that_drops_the_mask_is_found(tmp_path: Path, given: str, passed: str, line: int) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(MASKED.format(given=given, passed=passed))
+    stack = [Source(str(file), number, "") for number in (SOFTMAX, ATTENTION, LAYER)]
+    assert dropping_line(stack) == stack[[SOFTMAX, ATTENTION, LAYER].index(line)]
+
+
+def test_a_mask_that_every_function_reads_is_not_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text("def attention(x, mask):\n    scores = x @ x.mT + mask\n    return softmax(scores)\n")
+    assert dropping_line([Source(str(file), 3, "")]) is None

@@ -10,6 +10,7 @@ import torch
 from tests.against.test_check import MISTAKES, MODELS, against_theirs, replaced
 from tests.looping import for_each
 
+from transparity_conformance.against.departures import Departure, Departures
 from transparity_conformance.against.edits.edit import At, Context, Edit
 from transparity_conformance.against.edits.elements import _along, orders
 from transparity_conformance.against.edits.fitted import _fitted_cap
@@ -150,3 +151,13 @@ def test_another_epsilon_is_not_called_a_cap() -> None:
     sizes = np.linspace(0.1, 6.0, 50)
     assert _fitted_cap(sizes, np.sort(1 / np.sqrt(sizes**-2 + 3e-5))) is None
     assert _fitted_cap(sizes, 30 * np.tanh(sizes / 30)) == 30
+
+
+def test_edits_are_tried_in_the_layers_of_each_type() -> None:
+    steps = [SimpleNamespace(module=f"model.layers.{layer}.self_attn") for layer in range(4)]
+    comparer: Any = SimpleNamespace(program=SimpleNamespace(steps=steps))
+    search: Any = None
+    departures = Departures(comparer, search, layer_types=("full", "sliding", "full", "sliding"))
+    everywhere: Any = [Departure(departures, 0, comparer.program.steps[0], None, steps=[0, 1, 2, 3])]
+    found = [[each.steps for each in tried] for tried in departures.in_one_type(everywhere)]
+    assert found == [[[0, 2]], [[1, 3]]]

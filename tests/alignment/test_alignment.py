@@ -4,8 +4,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from tests.helpers import LIKE_GPT2, tiny
 from tests.listening.common import is_same
 
 from meta.independent.model import Model
@@ -25,53 +23,6 @@ from transparity_conformance.oracle.probes import Probe, probe_parameters, probe
 from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report
 from transparity_conformance.running.process.running import run_listening
-
-SIZES = {"target_vocab_size": 31, "max_length": 16, "embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40}
-GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
-
-
-class Gpt2:
-    """A hand-written GPT-2; its query, key and value are separate layers, as in the reference's parameters."""
-
-    def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
-        self.c = config
-        self.p = {name: torch.tensor(value) for name, value in parameters.items()}
-
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.p[f"{name}.weight"], self.p.get(f"{name}.bias"))
-
-    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.p[f"{name}.bias"], self.c.norm_eps)
-
-    def scale(self, width: int) -> float:
-        return float((width // self.c.num_heads) ** -0.5)
-
-    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        heads = (batch, length, self.c.num_heads, -1)
-        q, k, v = (self.linear(f"{at}.{name}", x).view(heads).transpose(1, 2) for name in ("query", "key", "value"))
-        att = (q @ k.transpose(-2, -1)) * self.scale(width)
-        att = att.masked_fill(torch.ones(length, length).tril() == 0, float("-inf"))
-        y = (F.softmax(att, dim=-1) @ v).transpose(1, 2).reshape(batch, length, width)
-        return self.linear(f"{at}.output", y)
-
-    @torch.no_grad()
-    def __call__(self, tokens: Any) -> torch.Tensor:
-        ids, p = torch.as_tensor(tokens), self.p
-        x = p["decoder.token_embedding.weight"][ids] + p["decoder.position_embedding.weight"][: ids.shape[1]]
-        for i in range(self.c.num_decoder_layers):
-            at = f"decoder.layers.{i}"
-            x = x + self.attend(f"{at}.self_attention", self.norm(f"{at}.self_attention_norm", x))
-            x = x + self.feed_forward(f"{at}.feed_forward", self.norm(f"{at}.feed_forward_norm", x))
-        return F.linear(self.norm("decoder.final_norm", x), p["decoder.token_embedding.weight"])
-
-    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(f"{at}.down", F.gelu(self.linear(f"{at}.up", x)))
-
-
-class ScaledByTheWidth(Gpt2):
-    def scale(self, width: int) -> float:
-        return float(width**-0.5)
 
 
 def heard(port: Any, probe: Probe) -> tuple[Plan, dict[str, np.ndarray]]:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.audit.audited import audit_of, changed
 from transformers import AutoModelForCausalLM
 
-from meta.audits.measure import FOLDER
+from meta.audits.measure import FOLDER, audit_of, changed
 from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.audit import AuditedTensor

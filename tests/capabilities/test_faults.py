@@ -12,10 +12,7 @@ from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
-from transparity_conformance.capabilities.decoding.generation import (
-    BEAMS,
-    GENERATION,
-)
+from transparity_conformance.capabilities.decoding.generation import BEAMS, GENERATION
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
     CACHE_FAULTS,

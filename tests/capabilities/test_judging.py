@@ -8,18 +8,9 @@ from tests.capabilities.test_faults import first_probe, found_in, generating, of
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_conformance.capabilities.decoding.generation import GENERATION
-from transparity_conformance.capabilities.decoding.teacher_forcing import (
-    judged,
-    judged_beams,
-    margins,
-    true_scores,
-)
+from transparity_conformance.capabilities.decoding.teacher_forcing import judged, judged_beams, margins, true_scores
 from transparity_conformance.capabilities.faults import BEAM_FAULTS
-from transparity_conformance.capabilities.requests import (
-    Request,
-    requests_of,
-    simulated,
-)
+from transparity_conformance.capabilities.requests import Request, requests_of, simulated
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build

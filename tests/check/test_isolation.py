@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.alignment.test_alignment import GPT2, Gpt2
+from tests.golden.ports import GPT2
 from tests.golden.test_hostile import RIGHT, calling
 
+from meta.independent.model import Model
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
 from transparity_conformance import check, work
@@ -170,11 +171,11 @@ def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> No
 
 
 PORT = """
-from tests.alignment.test_alignment import Gpt2, ScaledByTheWidth
+from tests.golden.ports import ScaledByTheWidth
 
 class Two(ScaledByTheWidth):
-    def feed_forward(self, at, x):
-        y = super().feed_forward(at, x)
+    def dense_feed(self, at, x):
+        y = super().dense_feed(at, x)
         return y + x.roll(3, -1).sin() + x.mean(1, keepdim=True)
 """
 
@@ -182,13 +183,13 @@ class Two(ScaledByTheWidth):
 CHATTY = """
 import os, sys
 print("importing")
-from tests.alignment.test_alignment import Gpt2
+from meta.independent.model import Model
 
-class Chatty(Gpt2):
-    def __call__(self, tokens):
+class Chatty(Model):
+    def __call__(self, **tokens):
         print("calling", flush=True)
         os.write(1, b"writing")
-        return super().__call__(tokens)
+        return super().__call__(**tokens)
 """
 
 
@@ -207,7 +208,7 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
         shown, is_interrupted = "", False
         while part := process.stderr.read(1):
             shown += part
-            if not is_interrupted and "differs at decoder.layers.0.self_attention.scores, test_alignment.py:" in shown:
+            if not is_interrupted and "differs at decoder.layers.0.self_attention.scores, model.py:" in shown:
                 process.send_signal(signal.SIGINT)
                 is_interrupted = True
         said = process.stdout.read()
@@ -217,7 +218,7 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
     (report,) = json.loads((tmp_path / "report.json").read_text())
     assert (report["port"], report["verdict"]) == ("port.py:Two", "diverges")
     assert report["faults"][0]["where"] == "decoder.layers.0.self_attention.scores"
-    assert report["faults"][0]["source"]["code"].startswith("att = ")
+    assert report["faults"][0]["source"]["code"].startswith("scores = ")
     assert any(note.startswith("the check was interrupted") for note in report["notes"])
     assert "port.py:Two differs from the reference" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -245,10 +246,10 @@ def test_what_a_port_prints_is_not_in_json_on_standard_output(tmp_path: Path) ->
 
 
 def test_what_a_port_prints_in_this_process_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    class Chatty(Gpt2):
-        def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+    class Chatty(Model):
+        def feed(self, at: str, x: torch.Tensor) -> torch.Tensor:
             sys.stdout.write("feeding")
-            return super().feed_forward(at, x)
+            return super().feed(at, x)
 
     check(Chatty, config=GPT2, budget=0)
     said = capsys.readouterr()

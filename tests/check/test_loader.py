@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from tests.audit.audited import changed
 from tests.helpers import invoke, refused, run_python
 
+from meta.audits.measure import changed
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config

@@ -3,7 +3,7 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.diagnosis.ports import port
+from tests.diagnosis.test_conventions import port
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import hypotheses
@@ -213,7 +213,7 @@ def test_what_remains_is_compared_with_rounding() -> None:
     def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
         return value * np.float32(1 + 2e-5) if name.endswith("attention.scores") else value
 
-    report = check(port(change=change), "notes-lm")
+    report = check(port(change), "notes-lm")
     assert named(report) == {"attention-scale"} and "the rest is unexplained" not in sentence(report)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.diagnosis.ports import port
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import WalkState
@@ -20,6 +19,7 @@ from transparity_conformance.oracle.undetermined import right_mask, undetermined
 from transparity_conformance.report.check.findings import worst
 from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
+from transparity_numpy.transformer import transformer
 
 TAP = "decoder.layers.0.self_attention.key"
 TOLERANCE = EQUIVALENT_ULPS * epsilon("float64")
@@ -49,6 +49,29 @@ def test_hidden_units_that_are_all_zero_are_not_equivalent() -> None:
     assert not is_equivalent("encoder.layers.0.feed_forward.hidden", [(0 * ours, ours)], TOLERANCE)
 
 
+Change = Callable[[TransformerConfig, str, np.ndarray], np.ndarray]
+"""Maps the configuration, a tap and its value to a new value."""
+
+
+def port(change: Change) -> Callable[..., Any]:
+    """Return the `build` of a port that computes like the reference in float32, with changed activations."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
+        def forward(**tokens: Any) -> Mapping[str, np.ndarray]:
+            taps = Arrays()
+
+            def tap(name: str, value: np.ndarray) -> np.ndarray:
+                taps[name] = change(config, name, value).astype(np.float32)
+                return taps[name]
+
+            transformer(config, parameters, tap=tap, **tokens)
+            return taps
+
+        return forward
+
+    return build
+
+
 Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """Maps the scores, the mask and the correct weights to the port's weights."""
 
@@ -65,7 +88,7 @@ def weighing(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any
                 mask = right_mask(state, name) if name.endswith(only) else None
                 return value if mask is None else weigh(scores["last"], np.broadcast_to(mask, value.shape), value)
 
-            return port(change=change)(config, parameters)(**tokens)
+            return port(change)(config, parameters)(**tokens)
 
         return forward
 

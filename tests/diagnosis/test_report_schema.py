@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.audit.audited import changed
 
+from meta.audits.measure import changed
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check

@@ -1,4 +1,4 @@
-"""Correct and wrong ports for the golden reports: our columns with changes, and a GPT-2 in PyTorch."""
+"""Correct and wrong ports for the golden reports: our columns, and the independent port as a GPT-2, with changes."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.alignment.test_alignment import GPT2, Gpt2, ScaledByTheWidth
+from tests.helpers import LIKE_GPT2, tiny
 
+from meta.independent.model import Model
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.cases import CASES
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
-
-__all__ = ["GPT2", "Gpt2", "ScaledByTheWidth"]
 
 Arrays = dict[str, np.ndarray]
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 SCORES = "decoder.layers.0.self_attention.scores"
 
+SIZES = {"target_vocab_size": 31, "max_length": 16, "embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40}
+GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
 
-def with_taps(change: Callable[[Arrays], Any]) -> Build:
-    """Return the NumPy column with `change` applied to the taps that it returns."""
+
+def answered(answer: Callable[[Any, TransformerConfig, Arrays], Any]) -> Build:
+    """Return a port that calls `answer` with the NumPy column, the configuration and the tokens."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = numpy_build(config, parameters)
-
-        def answer(**tokens: Any) -> Any:
-            taps = dict(forward(**tokens))
-            replaced = change(taps)
-            return taps if replaced is None else replaced
-
-        return answer
+        return lambda **tokens: answer(forward, config, tokens)
 
     return build
 
 
+def with_taps(change: Callable[[Arrays], Any]) -> Build:
+    return answered(lambda forward, config, tokens: change(dict(forward(**tokens))))
+
+
 def spoiled(tap: str, change: Callable[[np.ndarray], np.ndarray]) -> Build:
-    return with_taps(lambda taps: taps.update({tap: change(taps[tap].copy())}))
+    return with_taps(lambda taps: taps | {tap: change(taps[tap].copy())})
 
 
 def with_number(tap: str, index: int, number: float) -> Build:
@@ -59,17 +59,9 @@ def noisy() -> Build:
 
 def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Build:
     """Return a port whose logits are wrong by 1 % if `condition` holds for the configuration and the tokens."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        forward = numpy_build(config, parameters)
-
-        def answer(**tokens: Any) -> Any:
-            logits = forward.logits(**tokens)
-            return logits * 1.01 if condition(config, tokens) else logits
-
-        return answer
-
-    return build
+    return answered(
+        lambda forward, config, tokens: forward.logits(**tokens) * (1.01 if condition(config, tokens) else 1)
+    )
 
 
 def length(tokens: Arrays) -> int:
@@ -83,13 +75,11 @@ def batch(tokens: Arrays) -> int:
 def in_integers(dtype: Any) -> Build:
     """Return a port that converts tokens to the integer type `dtype`."""
 
-    def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        forward, size = numpy_build(config, parameters), config.vocab_size
-        return lambda **tokens: forward.logits(
-            **{name: ids.astype(dtype).astype(int) % size for name, ids in tokens.items()}
-        )
+    def answer(forward: Any, config: TransformerConfig, tokens: Arrays) -> Any:
+        narrow = {name: ids.astype(dtype).astype(int) % config.vocab_size for name, ids in tokens.items()}
+        return forward.logits(**narrow)
 
-    return build
+    return answered(answer)
 
 
 def with_fields(**fields: Any) -> Build:
@@ -99,18 +89,19 @@ def with_fields(**fields: Any) -> Build:
 def refusing(what: str) -> Build:
     """Return a port for 24 features and 3 heads; for other sizes, its build or its calls raise, as `what` says."""
 
-    def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        fits = config.embed_dim == 24 and config.num_heads == 3
-        if what == "to be built" and not fits:
+    def expect(config: TransformerConfig) -> None:
+        if (config.embed_dim, config.num_heads) != (24, 3):
             raise ValueError("24 features and 3 heads, please")
-        forward = numpy_build(config, parameters)
 
-        def answer(**tokens: Any) -> Any:
-            if not fits and (what == "to be called" or tokens["tokens"].size > 1):
-                raise ValueError("24 features and 3 heads, please")
-            return forward.logits(**tokens)
+    def answer(forward: Any, config: TransformerConfig, tokens: Arrays) -> Any:
+        if what == "to be called" or tokens["tokens"].size > 1:
+            expect(config)
+        return forward.logits(**tokens)
 
-        return answer
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        if what == "to be built":
+            expect(config)
+        return answered(answer)(config, parameters)
 
     return build
 
@@ -213,57 +204,47 @@ def wrong_step(state: dict[Any, Any], step: Callable[..., Any], tokens: Any, cac
     return logits * (1.01 if cache is not None else 1), after
 
 
-def answering(change: Callable[[torch.Tensor], torch.Tensor], kind: type[Gpt2] = Gpt2) -> type[Gpt2]:
+class ScaledByTheWidth(Model):
+    def scale(self) -> float:
+        return float(self.c.embed_dim**-0.5)
+
+
+def answering(change: Callable[[torch.Tensor], torch.Tensor], kind: type[Model] = Model) -> type[Model]:
     class Answering(kind):  # type: ignore[misc, valid-type]
-        def __call__(self, tokens: Any) -> torch.Tensor:
-            return change(super().__call__(tokens))
+        def __call__(self, **tokens: Any) -> torch.Tensor:
+            return change(super().__call__(**tokens))
 
     return Answering
 
 
-class HiddenStates(Gpt2):
-    def __call__(self, tokens: Any) -> torch.Tensor:
-        kept: list[torch.Tensor] = []
-
-        def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-            kept.append(Gpt2.norm(self, name, x))
-            return kept[-1]
-
-        self.norm = norm  # type: ignore[method-assign]
-        super().__call__(tokens)
-        return kept[-1]
+class HiddenStates(Model):
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
 
 class Showing(ScaledByTheWidth):
     """A GPT-2 that returns two taps of each layer: one right tap, and one tap times two."""
 
-    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        self.shown |= {f"{at}_norm": x, f"{at}.output": 2 * super().attend(at, x)}
-        return self.shown[f"{at}.output"] / 2
-
-    def __call__(self, tokens: Any) -> Any:
-        self.shown: dict[str, torch.Tensor] = {}
-        return {"logits": super().__call__(tokens), **self.shown}
+    def __call__(self, **tokens: Any) -> Any:
+        logits = super().__call__(**tokens)
+        norms = {name: x for name, x in self.heard.items() if name.endswith("self_attention_norm")}
+        doubled = {name: 2 * x for name, x in self.heard.items() if name.endswith("self_attention.output")}
+        return {"logits": logits, **norms, **doubled}
 
 
-class ReluOfOneRow(Gpt2):
-    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        h = self.linear(f"{at}.up", x)
-        h = F.gelu(h) if len(x) > 1 else F.relu(h)
-        return self.linear(f"{at}.down", h)
+class ReluOfOneRow(Model):
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) if len(x) > 1 else F.relu(x)
 
 
-class WrongFromSixtyFive(Gpt2):
-    def scale(self, width: int) -> float:
-        return float(width**-0.5) if self.is_long else super().scale(width)
-
-    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        self.is_long = x.shape[1] > 64
-        return super().attend(at, x)
+class WrongFromSixtyFive(Model):
+    def scores(self, query: torch.Tensor, key: torch.Tensor, bias: Any) -> torch.Tensor:
+        width = self.c.embed_dim if query.shape[2] > 64 else self.head_dim
+        return query @ key.mT * width**-0.5
 
 
-def fixing(is_allowed: Callable[[TransformerConfig], bool], kind: type[Gpt2] = Gpt2) -> Build:
-    def build(config: TransformerConfig, parameters: Arrays) -> Gpt2:
+def fixing(is_allowed: Callable[[TransformerConfig], bool], kind: type[Model] = Model) -> Build:
+    def build(config: TransformerConfig, parameters: Arrays) -> Model:
         assert is_allowed(config), "these sizes are not supported"
         return kind(config, parameters)
 

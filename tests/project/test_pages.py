@@ -128,18 +128,6 @@ def test_the_speed_of_the_readme_is_that_of_the_performance_page() -> None:
     assert f"over {len(fastest)} workloads: {', '.join(spans)}" in prose("README.md").replace("six", "6")
 
 
-def test_the_exam_of_the_readme_is_that_of_its_page() -> None:
-    found = re.search(r"\*\*transparity check\*\* \| (\d+ of \d+) \(.*?\) \| (\d+ of \d+) ", read("docs/exam.md"))
-    named = re.search(r"\| named \| .*? \| (\d+) of ", read("docs/exam.md"))
-    assert found and named
-    told = " ".join(read("README.md").split())
-    says = (
-        f"bugs in other people's code. The checker detects {found[1]} bugs and names the cause of {named[1]} bugs."
-        f" The checker refuses {found[2]} right ports."
-    )
-    assert says in told
-
-
 def test_the_page_of_faults_has_the_whole_catalogue() -> None:
     listed = re.findall(r"(?m)^\| \[.+\]\(causes/([\w-]+)\.md\) \| `\1` \|$", read("docs/faults.md"))
     known = [name for names in script("faults").catalogue().values() for name in names]

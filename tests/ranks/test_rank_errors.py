@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import subprocess
@@ -11,26 +10,21 @@ from typing import Any
 import pytest
 from tests.helpers import invoke
 
+from meta.ranks.measure import started
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.check import check
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process import ranks
-from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build
+from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.ranks import group_of
 
 PORTS = Path(__file__).with_name("failing_ports.py")
 
 
-@contextlib.contextmanager
-def started(name: str, timeout: float = 60.0, ranks: int = 3) -> Iterator[IsolatedBuild]:
-    with contextlib.closing(isolated_build(f"{PORTS}:{name}", timeout, ranks=ranks)) as build:
-        yield build
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[IsolatedBuild]:
     """Yield three ranks, for ports that do not end their processes."""
-    with started("build") as build:
+    with started(f"{PORTS}:build", 3) as build:
         yield build
 
 
@@ -48,14 +42,14 @@ def children_of(groups_of: set[int]) -> list[str]:
 
 
 def test_a_rank_that_dies_is_named() -> None:
-    with started("dies") as build, pytest.raises(PortProcessError) as raised:
+    with started(f"{PORTS}:dies", 3) as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")
     said = "The process of rank 2 of 3 ended with the exit code 7 during forward; run the port without the checker"
     assert str(raised.value) == f"{said} to see why."
 
 
 def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
-    with started("hangs", timeout=3.0) as build:
+    with started(f"{PORTS}:hangs", 3, timeout=3.0) as build:
         group = group_of(build)
         assert group is not None
         alone = [] if group.alone is None else group.alone.processes
@@ -70,7 +64,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
 def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "WAITS", 0.5)
     began = time.monotonic()
-    with started("waits_for_it") as build, pytest.raises(PortProcessError) as raised:
+    with started(f"{PORTS}:waits_for_it", 3) as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")
     assert str(raised.value).startswith("Rank 2 of 3 raised ValueError: no peace on this rank")
     assert "ranks 0 and 1 waited; all ranks were stopped" in str(raised.value)

@@ -28,10 +28,11 @@ class Checked:
 
 
 Check = Callable[..., Checked]
+Hub = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Hub:
     root = tmp_path_factory.mktemp("hub")
 
     def folder(family: str) -> Path:

@@ -8,10 +8,8 @@ import gguf
 import numpy as np
 import pytest
 from tests.helpers import exported
-from tests.runtimes.conftest import Check
+from tests.runtimes.conftest import Check, Hub
 from tests.runtimes.gguf_files import KINDS, Change, permute, write
-
-Hub = Callable[[str], Path]
 
 WIDE: dict[str, dict[str, Any]] = {
     "llama": {"embed_dim": 64, "feed_forward_dim": 96},

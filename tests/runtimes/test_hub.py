@@ -9,7 +9,7 @@ import pytest
 import transformers  # noqa: F401
 from safetensors.numpy import load_file, save_file
 from tests.helpers import exported
-from tests.runtimes.conftest import Check
+from tests.runtimes.conftest import Check, Hub
 
 from transparity_conformance.checking.check import check as check_port
 from transparity_conformance.checking.systems import artefact_system
@@ -18,7 +18,6 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.artefacts import HUB
 from transparity_conformance.running.loading import load_artefact
 
-Hub = Callable[[str], Path]
 Change = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 

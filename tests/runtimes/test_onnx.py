@@ -9,9 +9,7 @@ import torch
 import transformers
 from onnxruntime.quantization import quantize_dynamic
 from tests.runtimes.cached_models import export, written
-from tests.runtimes.conftest import Check
-
-Hub = Callable[[str], Path]
+from tests.runtimes.conftest import Check, Hub
 
 
 @pytest.mark.parametrize(
@@ -32,30 +30,30 @@ def test_a_right_graph_agrees(how: dict[str, Any], hub: Hub, check: Check, tmp_p
     assert checked.report["coverage"]["lengths"][-1] == (5 if how.get("fixed") else 29)
 
 
-WRONG = [
-    ({"rope_theta": 500.0}, "rotary-base"),
-    ({"scale": 24**-0.5}, "attention-scale"),
-    ({"tiled": True}, "head-grouping"),
-    ({"cached": True, "forget_offset": True}, "cache-position"),
-    ({"fixed": True, "rms_norm_eps": 1e-3}, "norm-eps"),
-    ({"masked": False, "fixed": True, "gelu": True}, "activation"),
-    ({"masks_queries": True}, "padding-axis"),
-    ({"dtype": torch.float16, "tiled": True}, "head-grouping"),
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("", {"rope_theta": 500.0}, "rotary-base"),
+    ("attention-scale-width", {}, "attention-scale"),
+    ("head-grouping-tiled", {}, "head-grouping"),
+    ("cache-position-from-0", {"cached": True}, "cache-position"),
+    ("", {"fixed": True, "norm_eps": 1e-3}, "norm-eps"),
+    ("activation-for-silu", {"masked": False, "fixed": True}, "activation"),
+    ("padding-axis-target", {}, "padding-axis"),
+    ("head-grouping-tiled", {"dtype": "float16"}, "head-grouping"),
 ]
 
 
-@pytest.mark.parametrize(("how", "cause"), WRONG, ids=str)
+@pytest.mark.parametrize(("bug", "how", "cause"), WRONG, ids=str)
 def test_a_wrong_graph_diverges_by_its_cause(
-    how: dict[str, Any], cause: str, hub: Hub, check: Check, tmp_path: Path
+    bug: str, how: dict[str, Any], cause: str, hub: Hub, check: Check, tmp_path: Path
 ) -> None:
-    graph = export(hub("llama"), tmp_path / "model.onnx", **how)
+    graph = export(hub("llama"), tmp_path / "model.onnx", *filter(None, [bug]), **how)
     checked = check(graph, "--checkpoint", hub("llama"))
     assert checked.exit_code == 1, checked.errors
     assert set(checked.causes) == {cause}
 
 
 def test_the_source_of_a_fault_is_the_node_of_the_graph(hub: Hub, check: Check, tmp_path: Path) -> None:
-    graph = export(hub("llama"), tmp_path / "model.onnx", gelu=True)
+    graph = export(hub("llama"), tmp_path / "model.onnx", "activation-for-silu")
     source = check(graph, "--checkpoint", hub("llama")).report["faults"][0]["source"]
     node = onnx.load(graph).graph.node[source["line"] - 1]
     assert node.op_type == "Gelu"
@@ -65,7 +63,7 @@ def test_the_source_of_a_fault_is_the_node_of_the_graph(hub: Hub, check: Check, 
 
 @pytest.mark.parametrize("asked", ["float32", "float16"])
 def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check: Check, tmp_path: Path) -> None:
-    graph = export(hub("llama"), tmp_path / "model.onnx", dtype=torch.float16)
+    graph = export(hub("llama"), tmp_path / "model.onnx", dtype="float16")
     checked = check(graph, "--checkpoint", hub("llama"), "--dtype", asked)
     assert checked.exit_code == 0, checked.errors
     assert checked.report["dtype"] == "float16"

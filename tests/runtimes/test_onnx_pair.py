@@ -6,9 +6,8 @@ import pytest
 import torch
 import transformers
 from tests.runtimes import cached_models
-from tests.runtimes.conftest import Check
+from tests.runtimes.conftest import Check, Hub
 
-Hub = Callable[[str], Path]
 Tensors = tuple[torch.Tensor, ...]
 FREE = {
     "input_features": {0: "batch"},

@@ -55,15 +55,20 @@ class Planted:
     def __str__(self) -> str:
         return f"{self.family}, {self.name}: {self.new.strip().splitlines()[0] if self.new.strip() else 'removed'}"
 
-    def written(self, folder: Path) -> Path:
-        return edited_copy(FOLDER / f"{self.loader}.py", folder, self.old, self.new)
+    def load(self, folder: Path) -> Load:
+        return changed(self.old, self.new, folder, self.loader)
 
     def run(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            load = load_port(f"{self.written(Path(folder))}:load")
+            load = self.load(Path(folder))
             answer = checked(load, self.family)
             answer["without"] = check(load, family=self.family, audit=False).verdict
         return answer
+
+
+def changed(old: str, new: str, folder: Path, loader: str = "llama_module") -> Load:
+    """Write a copy of a loader, with `new` in place of `old`, into a folder, and load the copy."""
+    return load_port(f"{edited_copy(FOLDER / f'{loader}.py', folder, old, new)}:load")
 
 
 def judged_right(loader: str, family: str) -> dict[str, Any]:
@@ -94,9 +99,9 @@ def named(audit: Audit | None) -> list[str]:
     return [each.name for each in found if each.outcome in CAUSES]
 
 
-def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
+def audit_of(load: Load, family: str, folder: Path, *, with_fields: bool = True) -> Audit:
     loader = audited_of(HubBuild(load, family, str(folder)))
-    return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
+    return audited(loader, example_config(family), "float32", ignore_progress, with_fields=with_fields)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -82,6 +82,7 @@ def test_the_pages_are_what_the_published_results_say() -> None:
     for file in page.PARTS:
         text = file.read_text(encoding="utf-8")
         assert page.rendered(file, text, page.read()) == text, "run python -m meta.exam.page"
+    assert page.in_readme(readme := page.README.read_text(encoding="utf-8"), page.read()) == readme
     assert page.PLOT.is_file()
 
 

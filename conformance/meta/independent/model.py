@@ -94,7 +94,7 @@ class Model:
         if past is not None:
             begin = past["length"]
             real = past["real"] = torch.cat([past["real"], real], 1)
-            past["length"] += ids.shape[1]
+            past["length"] = begin + ids.shape[1]
         where = torch.arange(begin, begin + ids.shape[1])[None]
         keep = self.causal(where, real.shape[1]) if past is None else self.cached(where, real.shape[1])
         where = where if past is None else self.continued(where)

@@ -1,22 +1,29 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from meta.planting.planted import REFERENCE_COLUMN, Plant, planted
-from meta.pool.bug import META, rows
+from meta.pool.bug import META, edited, rows
 from meta.pool.port import pool
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
 from transparity_conformance.catalogue import hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.cli import app
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.cases import MODELS
-from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.oracle.probes import Probe, probe_parameters, probes_of
 from transparity_conformance.report.comparison import gap
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", REFERENCE_COLUMN)
@@ -89,3 +96,20 @@ def test_the_checker_names_the_fault_of_a_column_with_a_wrong_line(line: tuple[P
     forward = ForwardPass(probes, logits, "float32")
     found = compare_capability(CAPABILITIES[row["capability"]], BuiltPort(build, model), forward)
     assert {cause.mistake for fault in found.faults for cause in fault.causes} == {plant.mistake}
+
+
+def test_bits_of_bfloat16_that_are_read_as_float16_are_named(tmp_path: Path) -> None:
+    (row,) = (row for row in rows(META / "planting/around.toml", "line") if row["cause"] == "folder-read")
+    text = (META.parents[1] / row["file"]).read_text(encoding="utf-8")
+    (tmp_path / "right.py").write_text(text, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(edited(text, row["old"], row["new"]), encoding="utf-8")
+    config, folder = example_config("llama"), tmp_path / "folder"
+    export_checkpoint("llama", config, probe_parameters(config), folder)
+    weights = folder / "model.safetensors"
+    save_file({name: value.to(torch.bfloat16) for name, value in load_file(weights).items()}, weights)
+    answers = [
+        CliRunner().invoke(app, ["check", f"{tmp_path / name}.py:load", "--checkpoint", str(folder), "--no-audit"])
+        for name in ("right", "wrong")
+    ]
+    assert [answer.exit_code for answer in answers] == [0, 1]
+    assert ["  folder-read  " in answer.output for answer in answers] == [False, True]

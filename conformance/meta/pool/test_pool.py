@@ -13,17 +13,7 @@ from meta.pool import judge
 from meta.pool.bug import Bug, PoolError, read, text_of
 from meta.pool.judge import MEASURES
 from meta.pool.port import CASES, FILES, differ, is_right, modules_with, pool, probes_called
-from meta.pool.trials import (
-    KINDS,
-    SEVERAL,
-    Trial,
-    are_apart,
-    failures,
-    kind_of,
-    sampled,
-    several_trials,
-    single_trials,
-)
+from meta.pool.trials import KINDS, SEVERAL, Trial, are_apart, failures, kind_of, sampled, several_trials, single_trials
 from meta.trial import Measure, shares
 from transparity_conformance.capabilities.faults import FAULTS
 from transparity_conformance.report.report import Cause, Divergence, Report

@@ -70,8 +70,8 @@ WRONG = tuple(Case(ranks=ranks, **row) for ranks in (2, 4) for row in rows(HERE 
 
 
 @contextlib.contextmanager
-def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
-    with contextlib.closing(isolated_build(spec, TIMEOUT, ranks=ranks)) as build:
+def started(spec: str, ranks: int, timeout: float = TIMEOUT) -> Iterator[IsolatedBuild]:
+    with contextlib.closing(isolated_build(spec, timeout, ranks=ranks)) as build:
         yield build
 
 

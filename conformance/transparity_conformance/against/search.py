@@ -313,10 +313,13 @@ class EditSearch:
         return after is not None and (after.agrees or len(after.lost) < len(now.lost))
 
     def _runs(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a line if one run may not show the edit; otherwise []. The edit leaves out a segment, and
-        the port computes only the segment's start; or the answer and the edited result both change slightly."""
+        """Return all runs of a line if one run may not show the edit; otherwise []. The edit leaves out a write into
+        memory. Or it leaves out a segment, and the port computes only the segment's start. Or the answer and the edited
+        result both change slightly."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
+        if step.aliases and edit.kind == "left out":
+            return runs
         if len({self.program.steps[each].site for each in runs}) < 2:
             return []
         if edit.kind == "number" and comparer.is_slight(now):

@@ -257,7 +257,7 @@ def undrawn(model: Any, drawn: Collection[str], signature: inspect.Signature | N
         media = [*(each.argument for each in MEDIA), "input_values"]
         lacking += [name for name in media if name in parameters.keys() - drawn]
     shared = parameters.keys() & (signature.parameters if signature else {}).keys()
-    for name in sorted(shared.difference(drawn, [LABELS], lacking, filter(is_cache, shared))):
+    for name in sorted(shared.difference(drawn, [LABELS], lacking, [each for each in shared if is_cache(each)])):
         each = parameters[name]
         is_tensor = each.annotation is each.empty or any(word in str(each.annotation) for word in ("Tensor", "rray"))
         lacking += [name] if each.default is None and is_tensor else []

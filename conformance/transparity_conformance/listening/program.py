@@ -424,7 +424,7 @@ class Recorder:
             self.indices |= {id(each): index for each, index in zip(tensors, outputs, strict=True)}
             self.count += len(outputs)
             self.copies.pop(_memory(written), None)
-            self.program.values |= {index: self._copied(each) for each, index in zip(tensors, outputs, strict=True)}
+            self.program.values.update(zip(outputs, map(self._copied, tensors), strict=True))
         site, lines = self._place(func)
         module = self.module_names.get(id(self.modules[-1]), "") if self.modules else ""
         self.program.add(Step(number, func, refs[0], refs[1], inputs, outputs, aliases, at, site, lines, module))

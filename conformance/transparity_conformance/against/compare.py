@@ -296,7 +296,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     for each, others in confirming.equal_edits(found):
         if others:
             says = f"another cause would explain the difference equally well: the port {'; or '.join(others)}"
-            notes.append(f"{each.step.module or 'answer'}: {says}")
+            notes.append(f"{each.where}: {says}")
     probes = ", ".join(each.probe for each in outcome.answers)
     return dataclasses.replace(
         outcome, notes=[*notes, f"with the reported faults, the reference returns the port's results on {probes}"]
@@ -328,9 +328,8 @@ def _divergence(departure: Departure, residual: float, worst: Answer) -> Diverge
     causes = () if edit is None else (Cause(edit.kind, f"your port {edit.says}{only}", None, residual, 1.0),)
     lines = departure.port_line, departure.reference_line
     source, theirs = (None if line is None else dataclasses.asdict(line) for line in lines)
-    where = departure.step.module or "answer"
     return Divergence(
-        where,
+        departure.where,
         worst.error,
         worst.budget,
         causes,

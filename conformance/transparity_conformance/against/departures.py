@@ -106,6 +106,12 @@ class Departure:
         return first.source
 
     @property
+    def where(self) -> str:
+        steps = self.by.comparer.program.steps
+        modules = places(dict.fromkeys(steps[number].module for number in sorted(self.steps)))
+        return modules[0] if len(modules) == 1 and modules[0] else self.step.module or "answer"
+
+    @property
     def only_in(self) -> list[str]:
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         if self.edit is not None and self.edit.is_everywhere:

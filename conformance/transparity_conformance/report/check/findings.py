@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -327,11 +328,14 @@ def _ordinal(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
 def places(taps: Iterable[str]) -> list[str]:
-    """Return activations, several layers as one: `decoder.layers.0–1.self_attention.scores`."""
+    """Return activations or modules, several layers as one: `decoder.layers.0–1.self_attention.scores`."""
     layers: dict[str, set[int]] = {}
     for tap in taps:
-        layers.setdefault(in_every_layer(tap), set()).update((in_layer(tap) or ())[1:2])
+        layers.setdefault(NUMBER.sub("{i}", tap, 1), set()).update(map(int, NUMBER.findall(tap)[:1]))
     return [pattern.replace("{i}", ",".join(ranges(sorted(found)))) for pattern, found in layers.items()]
 
 

@@ -186,3 +186,16 @@ def test_a_module_with_tensors_computed_from_its_weights_gets_no_other_weights(i
     report = check(pair[is_reference], against=pair[not is_reference], inputs=INPUTS)
     assert {fault.where for fault in report.faults} <= {"gradient of map.weight"}
     assert "forward.small_weights: Prepared stores tensors that are no parameters or buffers" in report.not_compared
+
+
+class Halving(Model):
+    def forward(self, tokens: Tensor) -> Any:
+        if self.calls == 0:
+            self.map.weight.data /= 2  # once, as some models of transformers do
+        return super().forward(tokens)
+
+
+def test_a_module_whose_first_call_changes_its_weights_gets_no_other_weights() -> None:
+    report = check(Halving(same), against=Halving(same), inputs=INPUTS)
+    assert report.verdict == "agrees"
+    assert "forward.small_weights: Halving changes its parameters or buffers in a call" in report.not_compared

@@ -252,7 +252,10 @@ def _filling(asked: Request, port: FilledPort, reference: Reference) -> Make:
             raise TransparityError(f"{type(module).__name__} stores a forward method in an instance")
     if not is_module:
         return port.make
-    own = copied(asked.port)
+    own, before = copied(asked.port), port.reference.weights
+    now = {name: value.detach().float().numpy() for name, value in own.state_dict().items()}
+    if any(name in before and not np.array_equal(now[name], before[name], equal_nan=True) for name in now):
+        raise TransparityError(f"{type(own).__name__} changes its parameters or buffers in a call")
     if not filled_by_name(own, reference.weights):
         raise TransparityError("the names or shapes of the tensors differ between the port and the reference")
     return functools.partial(_made_here, dataclasses.replace(asked, port=own))

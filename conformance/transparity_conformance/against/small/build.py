@@ -76,7 +76,7 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
     for keep in KEPT:
         try:
             model = _drawn(made, made_small(part_of(config, made), keep), seed)
-            example_inputs(model)
+            example_inputs(copy.deepcopy(model))  # a call may change weights
         except Exception as error:  # noqa: BLE001 - the next way is tried
             failures.append(error)
         else:

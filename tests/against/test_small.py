@@ -94,6 +94,8 @@ def test_a_period_of_layers_is_shortened_with_its_offset() -> None:
     assert (small.attn_layer_period, small.attn_layer_offset) == (4, 2)
     assert (small.expert_layer_period, small.expert_layer_offset) == (2, 1)
     assert Counter(small.layers_block_type) == {"mamba": 6, "attention": 2}
+    rescaled: Any = made_small(config_of("rwkv"))
+    assert (rescaled.num_hidden_layers, rescaled.rescale_every) == (6, 3)
 
 
 def test_a_period_that_is_also_a_list_adds_no_layers() -> None:

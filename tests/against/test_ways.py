@@ -15,6 +15,7 @@ from transparity_conformance.against.ways.calls import IGNORED, PROMPT, _request
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
+from transparity_conformance.running.ways import cache_name
 
 
 @pytest.mark.parametrize(("causes", "count"), [((Cause("number", "0.25 instead of 0.5"),), 3), ((), 5)])
@@ -154,3 +155,16 @@ def test_each_row_of_a_classifier_has_one_label() -> None:
     labels = labels_of((40, 9))
     assert labels.shape == (40,)
     assert (labels != IGNORED).any()
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("input_ids, past_key_values=None, use_cache=None", "past_key_values"),
+        ("tokens, kv=None", "kv"),
+        ("input_ids, state=None, output_hidden_states=None", "state"),
+        ("input_ids, encoder_hidden_states=None, cache_position=None", ""),
+    ],
+)
+def test_the_argument_for_a_cache_is_found_by_the_words_of_its_name(names: str, found: str) -> None:
+    assert cache_name(eval(f"lambda {names}: 0")) == found

@@ -126,6 +126,11 @@ MODELS: dict[str, Found] = {
     ),
 }
 
+
+def of_template(name: str) -> Any:
+    return module(templates()[name])
+
+
 LONG: dict[str, Found] = {
     "another scale": dataclasses.replace(
         drawn(num_heads=4, attention_scale="embed_dim"),
@@ -187,7 +192,7 @@ LONG: dict[str, Found] = {
     },
     # The names of the types are free, and two scalings may give the same angles.
     **{
-        f"layers with other positions, {name}": Found(lambda name=name: module(templates()[name]), {}, name, differs)
+        f"layers with other positions, {name}": Found(functools.partial(of_template, name), {}, name, differs)
         for name, differs in {
             "gemma3_text": ("layer_overrides",),
             "smollm3": ("layer_types", "layer_overrides"),

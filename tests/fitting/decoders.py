@@ -33,9 +33,11 @@ class Decoder(decoders.Decoder):
 
 
 def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with a mask in a buffer, and with a copy of the weights that had another shape."""
     length = q.size(2)
     scores = q @ k.transpose(-2, -1) / k.size(-1) ** 0.5
-    return scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1) @ v
+    weights = scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1)
+    return weights.unsqueeze(-1).clone().squeeze(-1) @ v
 
 
 def mistaken(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -200,11 +202,17 @@ def scaled() -> GPT:
 
 
 class Cached(GPT):
-    """A GPT whose second argument is the start position, which `fit` must not mistake for the targets."""
+    """A GPT whose second argument is the start position, which `fit` must not mistake for the targets. A bias is not
+    initialized, and the second result depends on another linear map of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.transformer.h[0].ln_1.bias, torch.nan)
 
     def forward(self, tokens: Tensor, start_pos: int) -> Any:  # type: ignore[override]
         assert start_pos == 0
-        return super().forward(tokens)
+        logits, _ = super().forward(tokens)
+        return logits, logits @ self.transformer.wte.weight
 
 
 class Chat(GPT):

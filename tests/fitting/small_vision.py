@@ -46,7 +46,7 @@ class PlainViT(nn.Module):
 class TimmViT(nn.Module):
     """A ViT like timm's: patches by a convolution, and a class token whose state is classified."""
 
-    def __init__(self, size=6, patch=2, channels=1, d=24, heads=3, classes=4):
+    def __init__(self, size=6, patch=2, channels=1, d=24, heads=1, classes=4):
         super().__init__()
         self.conv = nn.Conv2d(channels, d, patch, patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d))

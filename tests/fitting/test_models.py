@@ -117,12 +117,19 @@ MODELS: dict[str, Found] = {
         is_whole=True,
     ),
     "a ViT of timm": Found(
-        small_vision.TimmViT, rows((*PATCHES, "pooler"), (2, 1, True, 10, "first", "none")), is_whole=True
+        small_vision.TimmViT,
+        rows((*PATCHES, "pooler", "mask_value"), (2, 1, True, 10, "first", "none", -np.inf)),
+        is_whole=True,
     ),
     "any number of patches": Found(
         small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "the module takes any number of patches"}
     ),
 }
+
+
+def of_template(name: str) -> Any:
+    return module(templates()[name])
+
 
 LONG: dict[str, Found] = {
     "another scale": dataclasses.replace(
@@ -182,6 +189,15 @@ LONG: dict[str, Found] = {
     **{
         f"a mean with padding {pad}": drawn(head="classes", num_classes=5, pooling="mean", pad_id=pad, tied_head=False)
         for pad in (None, 5)
+    },
+    # The names of the types are free, and two scalings may give the same angles.
+    **{
+        f"layers with other positions, {name}": Found(functools.partial(of_template, name), {}, name, differs)
+        for name, differs in {
+            "gemma3_text": ("layer_overrides",),
+            "smollm3": ("layer_types", "layer_overrides"),
+            "cohere2": ("layer_types", "layer_overrides"),
+        }.items()
     },
     "patches that see only themselves": Found(
         lambda: module(dataclasses.replace(templates()["vit"], sliding_window=1)), {"sliding_window": 1}

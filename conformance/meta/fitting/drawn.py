@@ -17,6 +17,7 @@ from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import initialize_parameters, parameter_shapes
 from transparity_conformance.identify.fitting.answer import NOT_RUN, SIZES, differences, templates
+from transparity_conformance.identify.fitting.reading import ROTARY
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.transformer import transformer
 
@@ -149,10 +150,11 @@ def template_of(name: str) -> TransformerConfig:
 
 
 def _is_found(template: TransformerConfig) -> bool:
-    positions_differ = any(fields.keys() - {"sliding_window", "mixer"} for fields in template.layer_overrides.values())
+    known = {"sliding_window", "mixer", *ROTARY}
+    others_differ = any(fields.keys() - known for fields in template.layer_overrides.values())
     is_scaled = template.rotary_scaling not in SCALINGS
     others = template.head_transform or template.num_experts or template.query_temperature
-    return not (positions_differ or is_scaled or others)
+    return not (others_differ or is_scaled or others)
 
 
 def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfig | None:

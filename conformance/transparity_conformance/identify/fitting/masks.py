@@ -31,7 +31,7 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     weights = ((call, zip(parts.every(Attention), softmaxes(call), strict=False)) for call in calls)
     scores = [{name: scores_of(each, call.operations) for name, each in pairs} for call, pairs in weights]
     plain, padded = scores[:2]
-    _read_windows(found, parts, plain)
+    _read_layers(found, parts, plain)
     values = [each.masked_value for call in scores for each in call.values()]
     value = next((each for each in values if each is not None), None)
     found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, found.config().score_scale)
@@ -48,14 +48,16 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
-def _read_windows(found: FoundFields, parts: Parts, plain: Mapping[str, Scores]) -> None:
+def _read_layers(found: FoundFields, parts: Parts, plain: Mapping[str, Scores]) -> None:
+    """Add the windows, and the types of layers that differ in windows or positions."""
     for stack in parts.stacks:
         own = {name: each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name}
         sizes = {name: window_of(masked) for name, masked in own.items()}
         windowed = {name: size for name, size in sizes.items() if size is not None}
-        if not windowed:
+        if windowed:
+            found.fields["sliding_window"], found.fields["window_kind"] = next(iter(windowed.values()))
+        elif not found.positions:
             continue
-        found.fields["sliding_window"], found.fields["window_kind"] = next(iter(windowed.values()))
         if "layer_types" in found.fields:  # some layers are recurrences
             if len(windowed) < len(own):
                 raise FitError(
@@ -63,9 +65,8 @@ def _read_windows(found: FoundFields, parts: Parts, plain: Mapping[str, Scores])
                 )
             for fields in found.fields["layer_overrides"].values():
                 fields["sliding_window"] = None
-        elif len(windowed) < len(own):
-            types = [FULL if each is None else SLIDING for each in sizes.values()]
-            found.fields |= {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
+        elif len(windowed) < len(own) or found.positions:
+            _read_types(found, {name: size[0] if size else None for name, size in sizes.items()})
         else:
             found.untold["layer_types"] = (
                 "every attention layer has the window, so the types of layers cannot be distinguished"
@@ -74,6 +75,24 @@ def _read_windows(found: FoundFields, parts: Parts, plain: Mapping[str, Scores])
         return
     longest = max(len(each.masked[0]) for each in plain.values())
     found.untold["sliding_window"] = f"no window of up to {longest} tokens was found"
+
+
+def _read_types(found: FoundFields, windows: Mapping[str, int | None]) -> None:
+    """Add `layer_types` and `layer_overrides`, given the window of each attention."""
+    kinds: dict[str, dict[str, Any]] = {}
+    types: list[str] = []
+    for name, window in windows.items():
+        facts = {**found.positions.get(name, {})} | ({"sliding_window": window} if any(windows.values()) else {})
+        if facts not in kinds.values():
+            usual = FULL if window is None else SLIDING
+            kinds[usual if usual not in kinds else f"{usual}_{len(kinds)}"] = facts
+        types.append(next(kind for kind, own in kinds.items() if own == facts))
+    differ = {
+        kind: {field: value for field, value in facts.items() if found.fields[field] != value}
+        for kind, facts in kinds.items()
+    }
+    overrides = {kind: fields for kind, fields in differ.items() if fields}
+    found.fields |= {"layer_types": repeating(types), "layer_overrides": overrides}
 
 
 def _read_padding(

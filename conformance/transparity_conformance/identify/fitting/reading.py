@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,15 @@ from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same
 from transparity_conformance.identify.fitting.values.rotary import rotary_fields, rotated_among
 from transparity_conformance.identify.fitting.values.scores import Scale, raw_scores, scale_of, scores_of
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.norms.heads import query_key_norm
 from transparity_numpy.positions.in_attention import alibi_slopes, distances, relative_buckets
+from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.rotary.tables import rotary_tables
+
+ROTARY = ("positions", "rope_theta", "rotary_scaling", "rotary_factor", "rotary_original_length")
+"""The fields of rotary positions in which layers may differ."""
 
 FEW = 4
 """With at most this many rotated features, a scaling and another rope_theta fit equally well."""
@@ -39,6 +46,36 @@ def read_attention(found: FoundFields, parts: Parts, values: Arrays) -> None:
         if first is not None:
             query, key = normed[f"{first}.query"], normed[f"{first}.key"]
             _read_scores(found, parts, values, parts.every(Attention)[first], query, key, stack)
+    if found.fields.get("positions") == "rotary":
+        _read_layers(found, parts, normed)
+
+
+def _read_layers(found: FoundFields, parts: Parts, normed: Mapping[str, np.ndarray]) -> None:
+    """Add the positions of each layer if some layers rotate by other angles, or not at all."""
+    kinds = [{name: value for name, value in found.fields.items() if name in ROTARY}]
+    for name, each in parts.every(Attention, "self_attention").items():
+        query = normed[f"{name}.query"]
+        turned = list(rotated_among(query, _between(parts, each)))
+        own = next((kind for kind in kinds if any(is_same(_rotated(found, query, kind), y) for y in turned)), None)
+        if own is None:
+            fields = next(filter(None, (rotary_fields(query, y) for y in turned)), {"positions": "none"})
+            own = {field: value for field, value in fields.items() if field in ROTARY}
+            kinds.append(own)
+        found.positions[name] = own
+    if all(own is kinds[0] for own in found.positions.values()):
+        found.positions.clear()
+
+
+def _rotated(found: FoundFields, query: np.ndarray, kind: Mapping[str, Any]) -> np.ndarray:
+    config = found.config(**kind)
+    if config.positions != "rotary":
+        return query
+    tables = rotary_tables(config, np.arange(query.shape[2])[None], query.dtype)
+    return rotate(query, tables, config.rope_layout)
+
+
+def _between(parts: Parts, attention: Attention) -> Sequence[Operation]:
+    return parts.heard.operations[attention.softmax.begins : attention.softmax.at]
 
 
 def _norms_of(
@@ -81,8 +118,8 @@ def _read_scores(
     if is_left(-alibi_slopes(attention.heads)[:, None, None] * np.abs(apart)):
         found.fields["positions"] = "alibi"
         return
-    between = parts.heard.operations[attention.softmax.begins : attention.softmax.at]
-    fields = next(filter(None, (rotary_fields(query, turned) for turned in rotated_among(query, between))), None)
+    turned = rotated_among(query, _between(parts, attention))
+    fields = next(filter(None, (rotary_fields(query, each) for each in turned)), None)
     if fields is None:
         raise FitError("Scores depend on positions in an unknown way; expected rotary, relative or ALiBi positions.")
     if fields["rotary_dim"] <= FEW:

@@ -140,7 +140,10 @@ class FittedModel:
             operations = [dataclasses.replace(each, value=self._rows_first(each.value, inputs)) for each in operations]
         elif self.loops != "none":
             operations = self._together(operations, inputs)
-        return RecordedCall(inputs, as_numbers(output).astype(np.float64), operations, self.lengths(inputs))
+        answer = as_numbers(output).astype(np.float64)
+        ends = [i for i, each in enumerate(operations, 1) if np.array_equal(each.value, answer)]
+        operations = operations[: max(ends, default=len(operations))]  # the output depends on no later operation
+        return RecordedCall(inputs, answer, operations, self.lengths(inputs))
 
     def _named(self, inputs: Arrays) -> Arrays:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
@@ -181,7 +184,9 @@ class FittedModel:
         """Draw float32 numbers that saturate no activation."""
         value = self.random.normal(size=tensor.shape)
         if tensor.ndim < 2:
-            value = np.clip(tensor.mean(dtype=np.float64), -1, 1) + SPREAD * value
+            with np.errstate(all="ignore"):  # memory that is not initialized
+                mean = np.nan_to_num(tensor.mean(dtype=np.float64))
+            value = np.clip(mean, -1, 1) + SPREAD * value
             value = np.abs(value) + SPREAD if name.endswith("var") else value
         elif "emb" not in name.lower():
             value = value / np.prod(tensor.shape[1 if tensor.ndim == KERNEL else -1 :]) ** 0.5

@@ -32,6 +32,8 @@ class FoundFields:
     """Properties of the module that no configuration expresses."""
     used: set[str] = field(default_factory=set)
     """The module's parameters that `parameters` contains in another form."""
+    positions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The fields of each attention's positions, if layers differ in them."""
     relative_distances: list[int] = field(default_factory=list)
     """Values of `relative_max_distance` that fit all stacks."""
 

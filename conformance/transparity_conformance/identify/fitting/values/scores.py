@@ -52,7 +52,7 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)
-        if everywhere.sum() > 1 and is_pattern(everywhere):
+        if everywhere.sum() > len(everywhere) and is_pattern(everywhere):
             return everywhere, float(number)
     none = (weights == 0).all(1)
     if not none.any() or not is_pattern(none):  # weights may also underflow to 0

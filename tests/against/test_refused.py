@@ -195,7 +195,7 @@ class Halving(Model):
         return super().forward(tokens)
 
 
-def test_a_module_whose_first_call_changes_its_weights_gets_no_other_weights() -> None:
+def test_modules_whose_first_call_changes_their_weights_are_compared_before_this_call() -> None:
     report = check(Halving(same), against=Halving(same), inputs=INPUTS)
     assert report.verdict == "agrees"
-    assert "forward.small_weights: Halving changes its parameters or buffers in a call" in report.not_compared
+    assert "forward.small_weights" in [each.id for each in report.claims]

@@ -208,6 +208,9 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
+        if model is asked.against and is_instance(model, "torch.nn", "Module"):
+            with contextlib.suppress(Exception):  # If the module cannot be copied, call the module itself.
+                model = copied(model)
         is_theirs = asked.against == TRANSFORMERS
         title = f"{TRANSFORMERS} {type(model).__name__}" if is_theirs else _name_of(asked.against)
         reference = reference_of(title, model, asked.dtype)
@@ -228,7 +231,10 @@ def _can_shrink(asked: Request, port: FilledPort) -> bool:
 def _small(asked: Request, port: FilledPort, progress: Progress) -> Iterator[Sides]:
     """Yield both implementations with small weights."""
     if port.folder is None:
-        reference = reference_of(port.reference.name, shrink(copied(port.reference.model)), asked.dtype)
+        is_module = is_instance(asked.against, "torch.nn", "Module")
+        # The first call may change a module's weights; `asked.against` has not been called.
+        original = asked.against if is_module else port.reference.model
+        reference = reference_of(port.reference.name, shrink(copied(original)), asked.dtype)
         filled = dataclasses.replace(port, make=_filling(asked, port, reference), reference=reference)
         yield Sides(reference, filled, asked.budget, progress)
         return
@@ -252,10 +258,7 @@ def _filling(asked: Request, port: FilledPort, reference: Reference) -> Make:
             raise TransparityError(f"{type(module).__name__} stores a forward method in an instance")
     if not is_module:
         return port.make
-    own, before = copied(asked.port), port.reference.weights
-    now = {name: value.detach().float().numpy() for name, value in own.state_dict().items()}
-    if any(name in before and not np.array_equal(now[name], before[name], equal_nan=True) for name in now):
-        raise TransparityError(f"{type(own).__name__} changes its parameters or buffers in a call")
+    own = copied(asked.port)
     if not filled_by_name(own, reference.weights):
         raise TransparityError("the names or shapes of the tensors differ between the port and the reference")
     return functools.partial(_made_here, dataclasses.replace(asked, port=own))
